@@ -1,0 +1,22 @@
+"""Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program."""
+
+from ubar_jax.attacks import attacks
+from ubar_jax.config import Config
+from ubar_jax.data import datasets
+from ubar_jax.models import models
+from ubar_jax.registry import ConfigError
+from ubar_jax.rules import rules
+from ubar_jax.simulate import Result, simulate
+from ubar_jax.topology import topologies
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Result",
+    "attacks",
+    "datasets",
+    "models",
+    "rules",
+    "simulate",
+    "topologies",
+]

@@ -1,0 +1,228 @@
+"""Named parts with checked arguments: `ubar(rho=0.4)` is a part of a registry and its arguments."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message says what is wrong, allowed, and to be done."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """The range of an argument, written as its annotation; words are further allowed values."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+    open_low: bool = False
+    open_high: bool = False
+    integer: bool = False
+    words: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        kind = "an integer" if self.integer else "a number"
+        if self.low == float("-inf") and self.high == float("inf"):
+            text = kind
+        elif self.high == float("inf"):
+            text = f"{kind} {'>' if self.open_low else '>='} {self.low:g}"
+        else:
+            left, right = "[("[self.open_low], "])"[self.open_high]
+            text = f"{kind} in {left}{self.low:g}, {self.high:g}{right}"
+        return " or ".join([text, *map(repr, self.words)])
+
+    def accepts(self, value: Any) -> bool:
+        if any(value is word or (isinstance(word, str) and value == word) for word in self.words):
+            return True
+        if isinstance(value, bool) or not isinstance(value, int if self.integer else (int, float)):
+            return False
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def clean(self, value: Any) -> Any:
+        """An int given for a real number becomes a float, so that 1 and 1.0 are one setting."""
+        return float(value) if type(value) is int and not self.integer else value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An argument that is one of a few words or literals."""
+
+    options: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(repr, self.options))
+
+    def accepts(self, value: Any) -> bool:
+        return any(value == option and type(value) is type(option) for option in self.options)
+
+    def clean(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True)
+class Part:
+    """One registered function with its arguments and what the registry's user needs to know of it."""
+
+    name: str
+    function: Callable
+    parameters: dict[str, inspect.Parameter]
+    traits: dict[str, Any]
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    def signature(self) -> str:
+        return f"{self.name}({', '.join(f'{p.name}={_show(p)}' for p in self.parameters.values())})"
+
+
+def _show(parameter: inspect.Parameter) -> str:
+    return "..." if parameter.default is parameter.empty else repr(parameter.default)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A part and the arguments it was asked for with, all of them, defaults included."""
+
+    part: Part
+    arguments: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
+        return f"{self.part.name}({inside})" if inside else self.part.name
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def of(self, function: Callable) -> dict[str, Any]:
+        """Those arguments that `function` takes (a part may share its arguments with a helper)."""
+        return {k: v for k, v in self.arguments if k in inspect.signature(function).parameters}
+
+    def __call__(self, *args: Any, **traced: Any) -> Any:
+        return self.part.function(*args, **{**self.of(self.part.function), **traced})
+
+
+@dataclass
+class Registry:
+    """Parts of one kind by name. `helpers` names traits whose arguments the part shares."""
+
+    kind: str
+    given: int  # how many leading positional parameters the simulator itself passes
+    traits: dict[str, Any] = field(default_factory=dict)  # name -> default
+    helpers: tuple[str, ...] = ()
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def register(self, function: Callable | None = None, *, name: str | None = None, **traits: Any):
+        """Decorator: `@rules.register` or `@rules.register(alpha=0.0)`."""
+        if function is None:
+            return lambda f: self.register(f, name=name, **traits)
+        if unknown := set(traits) - set(self.traits):
+            raise ConfigError(
+                f"a {self.kind} has no trait {listed(unknown)}; there are {listed(self.traits)}"
+            )
+        traits = {**self.traits, **traits}
+        parameters = dict(list(inspect.signature(function).parameters.items())[self.given :])
+        for helper in self.helpers:
+            if traits[helper] is not None:
+                parameters |= {
+                    k: p
+                    for k, p in inspect.signature(traits[helper]).parameters.items()
+                    if isinstance(p.annotation, Number | Choice)
+                }
+        name = name or function.__name__
+        self.parts[name] = Part(name, function, parameters, traits)
+        return function
+
+    def get(self, name: str) -> Part:
+        if name not in self.parts:
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}{nearest(name, self.parts)}; "
+                f"there are {listed(self.parts)}"
+            )
+        return self.parts[name]
+
+    def parse(self, text: str, fill: dict[str, Any] | None = None) -> Spec:
+        """'name(key=value)' -> Spec; `fill` gives values for arguments that the text leaves open."""
+        name, positional, keywords = split_spec(text, self.kind)
+        part = self.get(name)
+        if len(positional) > len(part.parameters):
+            raise ConfigError(f"{text!r} gives too many arguments; it is {part.signature()}")
+        given = dict(zip(part.parameters, positional, strict=False))
+        for key, value in keywords.items():
+            if key not in part.parameters:
+                allowed = f"it is {part.signature()}" if part.parameters else "it takes none"
+                raise ConfigError(
+                    f"{self.kind} {name!r} has no argument {key!r}"
+                    f"{nearest(key, part.parameters)}; {allowed}"
+                )
+            if key in given:
+                raise ConfigError(f"{text!r} gives {key!r} twice")
+            given[key] = value
+        arguments = []
+        for key, parameter in part.parameters.items():
+            value = given.get(key, (fill or {}).get(key, parameter.default))
+            if value is parameter.empty:
+                raise ConfigError(f"{self.kind} {name!r} needs {key}=; it is {part.signature()}")
+            allowed = parameter.annotation
+            if isinstance(allowed, Number | Choice):
+                if not allowed.accepts(value):
+                    raise ConfigError(
+                        f"{self.kind} {name!r}: {key}={value!r} is not allowed; {key} is {allowed}"
+                    )
+                value = allowed.clean(value)
+            arguments.append((key, value))
+        return Spec(part, tuple(arguments))
+
+    def listing(self) -> str:
+        """Every part with its arguments, defaults, ranges and one-line description."""
+        lines = []
+        for part in self.parts.values():
+            lines.append(f"  {part.signature()}")
+            lines.append(f"      {part.summary}")
+            lines += [
+                f"        {p.name}: {p.annotation}"
+                for p in part.parameters.values()
+                if isinstance(p.annotation, Number | Choice)
+            ]
+        return "\n".join(lines)
+
+
+def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str, Any]]:
+    """'f(1, a=x)' -> ('f', [1], {'a': 'x'}). Bare words are strings; a nested call stays a spec."""
+    hint = f"{kind} {text!r} is malformed; write a name or name(argument=value, ...)"
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ConfigError(hint) from error
+    if isinstance(tree, ast.Name):
+        return tree.id, [], {}
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise ConfigError(hint)
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name | ast.Call):
+            return ast.unparse(node)
+        try:
+            return ast.literal_eval(node)
+        except ValueError as error:
+            raise ConfigError(hint) from error
+
+    if any(k.arg is None for k in tree.keywords) or len({k.arg for k in tree.keywords}) < len(
+        tree.keywords
+    ):
+        raise ConfigError(hint)
+    return tree.func.id, [value(a) for a in tree.args], {k.arg: value(k.value) for k in tree.keywords}
+
+
+def nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def listed(names: Any) -> str:
+    return ", ".join(sorted(names))

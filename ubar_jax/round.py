@@ -1,0 +1,130 @@
+"""THE algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ubar_jax import nn
+from ubar_jax.rules import aggregate
+from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
+
+
+def make_round(
+    task: Task,
+    rule: Callable,
+    defends: bool,
+    attack: Callable,
+    optimizer: optax.GradientTransformation,
+    schedule: Callable,
+    benign: int,
+    byzantine: int,
+    pairs: int,
+) -> Callable:
+    """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
+
+    The r nodes that train are the benign ones, and the Byzantine ones too where the attack needs
+    their models. State is a stacked pytree, the wire a matrix [n, d]; the border is crossed once.
+    """
+
+    def step(state: RoundState, index: Array, data: Data, graph: Graph, knobs: Knobs):
+        key, trained = jax.random.fold_in(state.key, state.t), len(index)
+        own, unravel = ravel(state.params)
+
+        # Every node draws a batch and takes the gradient at its own model, before mixing.
+        x, y = normalise(data, data.x[index]), data.y[index]
+        loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
+        direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
+        rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
+        update = -rate * ravel(direction)[0]
+
+        # Everyone broadcasts its model; the Byzantine rows are the attack's.
+        heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
+
+        def receive(sent: Array) -> Inbox:
+            def loss_of(receiver, row):
+                return nn.each(lambda i, j: task.loss(unravel(sent[j]), x[i], y[i]), receiver, row)
+
+            degree = jnp.sum(heard.mask, axis=1)
+            rows = heard.neighbours
+            return Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
+
+        def mix(sent: Array):
+            return aggregate(rule, defends, receive(sent))
+
+        view = View(
+            own, update, graph, benign, byzantine, state.t, lambda sent: mix(sent)[0][:benign]
+        )
+        sent = own[:benign]
+        if byzantine:
+            sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
+
+        # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
+        mixed, info = mix(sent)
+        alpha = knobs.alpha[:, None]
+        new = alpha * own + (1 - alpha) * mixed + update
+        state = RoundState(jax.vmap(unravel)(new), opt_state, state.t + 1, state.key)
+        return state, observe(info, loss, new, heard, benign)
+
+    return step
+
+
+def ravel(params) -> tuple[Array, Callable]:
+    """Stacked pytree -> ([r, d], function from one row [d] back to one node's pytree)."""
+    leaves = jax.tree.leaves(params)
+    one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), params)
+    _, unravel = jax.flatten_util.ravel_pytree(one)
+    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1), unravel
+
+
+def normalise(data: Data, x: Array) -> Array:
+    """uint8 images -> float32 with the training set's mean 0 and deviation 1 per channel."""
+    mean, std = (v.reshape((1,) * (x.ndim - 1) + (-1,)) for v in (data.mean, data.std))
+    return (x.astype(jnp.float32) - mean) / std
+
+
+def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> Metrics:
+    """What a person wants to know of a round, of the benign receivers only."""
+    byzantine = graph.neighbours[:benign] >= benign
+
+    def share(name):
+        if name not in info:
+            return jnp.nan
+        edges = info[name][:benign]
+        return jnp.sum(edges & byzantine) / jnp.sum(edges)
+
+    none = jnp.zeros_like(graph.mask)
+    return Metrics(
+        loss=jnp.mean(loss[:benign]),
+        finite=jnp.all(jnp.isfinite(new[:benign]), axis=1),
+        byzantine_candidates=jnp.asarray(share("candidates"), jnp.float32),
+        byzantine_selected=jnp.asarray(share("selected"), jnp.float32),
+        accepted=info.get("selected", none)[:benign],
+    )
+
+
+def batches(data: Data, key: Array, t: Array, rounds: int, batch: int, trained: int) -> Array:
+    """[rounds, r, b] examples of the next rounds: every epoch a fresh permutation of every share.
+
+    The permutation of an epoch comes from `fold_in(data key, epoch)`; the tail of a share that does
+    not fill a batch is dropped.
+    """
+    shards = data.shards[:trained]
+    n, share = shards.shape
+    per_epoch = share // batch
+    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)  # apart from every round's key
+    first = t // per_epoch
+    epochs = first + jnp.arange((rounds - 1) // per_epoch + 2)
+
+    def shuffle(epoch):
+        order = jax.random.bits(jax.random.fold_in(key, epoch), (n, share))
+        order = jnp.argsort(order, axis=1)[:, : per_epoch * batch]
+        return jnp.take_along_axis(shards, order, axis=1).reshape(n, per_epoch, batch)
+
+    shuffled = jax.lax.map(shuffle, epochs)  # [epochs, n, per_epoch, b]
+    steps = t + jnp.arange(rounds)
+    return shuffled[steps // per_epoch - first, :, steps % per_epoch]
+
+

@@ -1,0 +1,40 @@
+"""Learning rates over epochs, and optimizers as optax transformations without a learning rate."""
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ubar_jax.registry import Number, Registry
+
+schedules = Registry("schedule", given=1)
+optimizers = Registry("optimizer", given=0)
+
+
+@schedules.register
+def fading(epoch: Array, half: Number(0, open_low=True) = 20.0) -> Array:
+    """The paper's: half / (half + epoch), k = number of finished epochs."""
+    return half / (half + epoch.astype(jnp.float32))
+
+
+@schedules.register
+def constant(epoch: Array) -> Array:
+    """The same learning rate throughout."""
+    return jnp.ones(())
+
+
+@optimizers.register
+def sgd() -> optax.GradientTransformation:
+    """Plain SGD (the paper)."""
+    return optax.identity()
+
+
+@optimizers.register
+def momentum(decay: Number(0, 1, open_high=True) = 0.9) -> optax.GradientTransformation:
+    """Heavy-ball momentum."""
+    return optax.trace(decay)
+
+
+@optimizers.register
+def adam(b1: Number(0, 1, open_high=True) = 0.9, b2: Number(0, 1, open_high=True) = 0.999):
+    """Adam; choose a learning rate near 0.001."""
+    return optax.scale_by_adam(b1, b2)

@@ -1,0 +1,226 @@
+"""Networks: networkx graphs with Byzantine nodes placed in them, as padded neighbour lists.
+
+Benign nodes come first. A topology that `places` puts the Byzantine nodes itself (the paper's
+construction); the others draw a graph of all n nodes, in which positions are then drawn until the
+benign nodes among themselves are connected.
+"""
+
+import math
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+
+from ubar_jax.registry import ConfigError, Number, Registry
+from ubar_jax.types import Graph
+
+DRAWS = 1000  # of a random graph, before we say that there is no connected one
+
+topologies = Registry("topology", given=2, traits={"places": False})
+
+
+@topologies.register(places=True)
+def erdos_renyi(
+    seed: int, nodes: tuple[int, int], connection: Number(0, 1, open_low=True) = 0.4
+) -> nx.Graph:
+    """The paper's: connected Erdos-Renyi of benign nodes, Byzantine nodes linked at random."""
+    benign, byzantine = nodes
+    for draw in range(DRAWS):
+        graph = nx.gnp_random_graph(benign, connection, seed=_stream(seed, 0, draw))
+        if nx.is_connected(graph):
+            break
+    else:
+        enough = min(1.0, math.ceil(100 * (math.log(benign) + 2) / benign) / 100)
+        raise ConfigError(
+            f"no connected graph of {benign} benign nodes in {DRAWS} draws at connection ratio "
+            f"{connection:g}; try --connection={enough:g} or more"
+        )
+    rng = np.random.default_rng([seed, 1])
+    for i in range(benign, benign + byzantine):
+        links = np.zeros(0, int)
+        # A node's links to those before it; later ones decide about their own. Redraw if none.
+        while not len(links):
+            links = np.flatnonzero(rng.random(i) < connection)
+        graph.add_edges_from((i, int(j)) for j in links)
+    return graph
+
+
+@topologies.register
+def complete(seed: int, n: int) -> nx.Graph:
+    """Everyone hears everyone."""
+    return nx.complete_graph(n)
+
+
+@topologies.register
+def ring(seed: int, n: int) -> nx.Graph:
+    """A cycle: two neighbours each."""
+    return nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
+
+
+@topologies.register
+def star(seed: int, n: int) -> nx.Graph:
+    """One benign hub that everyone hears."""
+    return nx.star_graph(n - 1)
+
+
+@topologies.register
+def torus(seed: int, n: int) -> nx.Graph:
+    """A grid that wraps around, as square as the number of nodes allows: four neighbours each."""
+    side = next((a for a in range(math.isqrt(n), 2, -1) if n % a == 0), None)
+    if side is None:
+        fits = next(m for m in range(n + 1, 2 * n + 12) if any(m % a == 0 for a in _sides(m)))
+        raise ConfigError(
+            f"a torus needs a number of nodes that is a product of two numbers >= 3, and {n} "
+            f"(benign and Byzantine together) is not; {fits} is"
+        )
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, n // side, periodic=True))
+
+
+def _sides(n: int) -> range:
+    return range(3, math.isqrt(n) + 1)
+
+
+@topologies.register
+def random_regular(seed: int, n: int, degree: Number(2, integer=True) = 4) -> nx.Graph:
+    """Random graph in which every node has the same degree."""
+    if degree >= n or degree * n % 2:
+        raise ConfigError(
+            f"random_regular(degree={degree}) of {n} nodes does not exist; degree must be below "
+            "the number of nodes (benign and Byzantine) and their product even"
+        )
+    return _until_connected(
+        lambda draw: nx.random_regular_graph(degree, n, seed=_stream(seed, 0, draw)),
+        f"random_regular(degree={degree}) of {n} nodes",
+    )
+
+
+@topologies.register
+def small_world(
+    seed: int, n: int, degree: Number(2, integer=True) = 4, rewire: Number(0, 1) = 0.1
+) -> nx.Graph:
+    """Watts-Strogatz: a ring lattice with a share of its links rewired at random."""
+    if degree >= n:
+        raise ConfigError(f"small_world(degree={degree}) needs more than {degree} nodes, not {n}")
+    return _until_connected(
+        lambda draw: nx.watts_strogatz_graph(n, degree, rewire, seed=_stream(seed, 0, draw)),
+        f"small_world(degree={degree}, rewire={rewire:g}) of {n} nodes",
+    )
+
+
+@topologies.register
+def scale_free(seed: int, n: int, links: Number(1, integer=True) = 2) -> nx.Graph:
+    """Barabasi-Albert: every new node links to `links` others, popular ones first."""
+    if links >= n:
+        raise ConfigError(f"scale_free(links={links}) needs more than {links} nodes, not {n}")
+    return nx.barabasi_albert_graph(n, links, seed=_stream(seed, 0))
+
+
+@topologies.register(places=True)
+def file(seed: int, nodes: tuple[int, int], path: str) -> nx.Graph:
+    """A graph from an edge list or a .graphml file, whose nodes may carry byzantine=true."""
+    source = Path(path)
+    if not source.is_file():
+        raise ConfigError(f"graph file {path!r} does not exist (looked in {source.absolute()})")
+    try:
+        if source.suffix == ".graphml":
+            graph = nx.read_graphml(source)
+        else:
+            graph = nx.read_edgelist(source)
+    except Exception as error:
+        raise ConfigError(
+            f"graph file {path!r} cannot be read ({error}); give a .graphml file, or an edge list "
+            "with two node names a line"
+        ) from error
+    if graph.is_directed():
+        raise ConfigError(
+            f"graph file {path!r} is directed; links must go both ways (edgedefault='undirected')"
+        )
+    graph = nx.Graph(graph)
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    benign, byzantine = nodes
+    if len(graph) != benign + byzantine:
+        raise ConfigError(
+            f"graph file {path!r} has {len(graph)} nodes, but the run has {benign} benign and "
+            f"{byzantine} Byzantine ones; set --nodes and --byzantine_ratio to match"
+        )
+    if lonely := [v for v in graph if graph.degree(v) == 0]:
+        raise ConfigError(f"graph file {path!r}: node {lonely[0]!r} has no neighbour; link it")
+    marked = [v for v, bad in graph.nodes(data="byzantine") if str(bad).lower() in ("true", "1")]
+    if not marked:
+        return place(nx.convert_node_labels_to_integers(graph), byzantine, seed, f"file {path!r}")
+    if len(marked) != byzantine:
+        raise ConfigError(
+            f"graph file {path!r} marks {len(marked)} nodes as byzantine, but the run has "
+            f"{byzantine}; set --nodes and --byzantine_ratio to match"
+        )
+    if not nx.is_connected(graph.subgraph(set(graph) - set(marked))):
+        raise ConfigError(f"graph file {path!r} is disconnected among its benign nodes; add links")
+    return _benign_first(graph, marked)
+
+
+def place(graph: nx.Graph, byzantine: int, seed: int, what: str) -> nx.Graph:
+    """Relabels a graph so that `byzantine` random nodes are last and the others stay connected.
+
+    Positions are drawn uniformly and redrawn until the benign nodes are connected. Where that is a
+    rare event (a ring), the nodes are instead taken out one by one, each at random among those
+    without which the rest is still connected; every connected graph has such a node.
+    """
+    if not nx.is_connected(graph):
+        raise ConfigError(f"{what} is disconnected among its benign nodes; add links between them")
+    rng = np.random.default_rng([seed, 1])
+    nodes = list(graph)
+    for _ in range(100):
+        taken = [nodes[i] for i in rng.choice(len(nodes), byzantine, replace=False)]
+        if nx.is_connected(graph.subgraph(set(nodes) - set(taken))):
+            return _benign_first(graph, taken)
+    rest, taken = graph.copy(), []
+    for _ in range(byzantine):
+        free = sorted(set(rest) - set(nx.articulation_points(rest)))
+        taken.append(free[rng.integers(len(free))])
+        rest.remove_node(taken[-1])
+    return _benign_first(graph, taken)
+
+
+def build(spec, benign: int, byzantine: int, seed: int) -> nx.Graph:
+    """The network of a run: a networkx graph of nodes 0..n-1, benign ones first."""
+    if spec.part.traits["places"]:
+        graph = spec(seed, (benign, byzantine))
+    else:
+        graph = place(spec(seed, benign + byzantine), byzantine, seed, str(spec))
+    if lonely := [v for v in graph if graph.degree(v) == 0]:
+        raise ConfigError(f"topology {spec}: node {lonely[0]} has no neighbour; add links")
+    return graph
+
+
+def to_arrays(graph: nx.Graph) -> Graph:
+    """networkx -> padded neighbour lists, as NumPy arrays."""
+    n = len(graph)
+    width = round_up(max(degree for _, degree in graph.degree()))
+    neighbours, mask = np.zeros((n, width), np.int32), np.zeros((n, width), bool)
+    for i in range(n):
+        ids = sorted(graph.neighbors(i))
+        neighbours[i, : len(ids)], mask[i, : len(ids)] = ids, True
+    return Graph(neighbours, mask)
+
+
+def round_up(size: int) -> int:
+    """The next of a few sizes (quarter steps between powers of two), so that programs are shared."""
+    step = max(1, 2 ** (max(size - 1, 1).bit_length() - 3))
+    return -(-size // step) * step
+
+
+def _until_connected(draw_graph, what: str) -> nx.Graph:
+    for draw in range(DRAWS):
+        graph = draw_graph(draw)
+        if nx.is_connected(graph):
+            return graph
+    raise ConfigError(f"no connected {what} in {DRAWS} draws; give every node more links")
+
+
+def _benign_first(graph: nx.Graph, byzantine: list) -> nx.Graph:
+    order = [v for v in graph if v not in set(byzantine)] + list(byzantine)
+    return nx.relabel_nodes(graph, {v: i for i, v in enumerate(order)})
+
+
+def _stream(*numbers: int) -> np.random.Generator:
+    return np.random.default_rng(numbers)
