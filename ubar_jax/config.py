@@ -57,9 +57,7 @@ RANGES = {
     "nodes": Number(2, integer=True),
     "byzantine_ratio": Number(0, 1, open_high=True),
     "connection": Number(0, 1, open_low=True, words=(None,)),
-    "rho": dataclasses.replace(
-        Number(0, 1, open_low=True), words=("conservative", "oracle", None)
-    ),
+    "rho": dataclasses.replace(Number(0, 1, open_low=True), words=("conservative", "oracle", None)),
     "alpha": Number(0, 1, words=(None,)),
     "learning_rate": Number(0),
     "batch_size": Number(1, integer=True),

@@ -4,6 +4,7 @@
 then kept as plain arrays in the user's cache folder (tfds decodes an image in about 0.3 ms).
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -117,10 +118,8 @@ def from_tfds(name: str) -> Dataset:
         with np.load(kept) as arrays:
             return Dataset(**{k: arrays[k] for k in Dataset._fields[:4]}, classes=int(arrays["classes"]))
     dataset = _read_tfds(name)
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs some seconds
         atomic_write(kept, lambda f: np.savez(f, **dataset._asdict()))
-    except OSError:
-        pass  # a cache that cannot be written only costs the next run some seconds
     return dataset
 
 

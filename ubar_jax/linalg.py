@@ -46,8 +46,10 @@ def mean(inbox: Inbox, selected: Array) -> Array:
 def slot_weights(inbox: Inbox, weights: Array) -> Array:
     """[r, K] weights of slots -> [r, m] weights of messages."""
     receivers = jnp.arange(len(weights))[:, None]
-    return jnp.zeros((len(weights), len(inbox.sent))).at[receivers, inbox.rows].add(
-        jnp.where(inbox.graph.mask, weights, 0)
+    return (
+        jnp.zeros((len(weights), len(inbox.sent)))
+        .at[receivers, inbox.rows]
+        .add(jnp.where(inbox.graph.mask, weights, 0))
     )
 
 

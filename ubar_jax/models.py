@@ -81,7 +81,6 @@ def cnn(classes: int) -> nn.Module:
     return CNN(classes)
 
 
-
 def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
     """The task of a registered model or of a user's flax module `package.module:Class(args)`."""
     module = _module(spec, shape, classes)
@@ -107,8 +106,7 @@ def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
         )
     if logits.shape != (2, classes):
         raise ConfigError(
-            f"model {spec!r} returns {logits.shape} for a batch of 2; it must return logits "
-            f"[b, {classes}]"
+            f"model {spec!r} returns {logits.shape} for a batch of 2; it must return logits [b, {classes}]"
         )
     return Task(init, loss, predict)
 

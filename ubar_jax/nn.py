@@ -23,14 +23,11 @@ def each(f, *stacked):
 
 
 def _conv(x: Array, w: Array, pad: tuple[int, int]) -> Array:
-    """[b, H, W, C] * [k, l, C, O], stride 1, rows and columns padded by `pad` before and after."""
+    """[b, H, W, C] * [k, k, C, O], stride 1, rows and columns padded by `pad` before and after."""
     if jax.default_backend() == "cpu":
-        return lax.conv_general_dilated(
-            x, w, (1, 1), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-    k, l, c, o = w.shape
+        return lax.conv_general_dilated(x, w, (1, 1), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC"))
     patches = jnp.concatenate(list(_shifts(x, w.shape[:2], pad)), axis=-1)
-    return patches @ w.reshape(k * l * c, o)
+    return patches @ w.reshape(-1, w.shape[-1])
 
 
 def _shifts(x: Array, window: tuple[int, int], pad: tuple[int, int]):
@@ -44,7 +41,7 @@ def _shifts(x: Array, window: tuple[int, int], pad: tuple[int, int]):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv(x: Array, w: Array, pad: int) -> Array:
-    """Convolution of one model: [b, H, W, C], [k, l, C, O] -> [b, H + 2 pad - k + 1, ..., O]."""
+    """Convolution of one model: [b, H, W, C], [k, k, C, O] -> [b, H + 2 pad - k + 1, ..., O]."""
     return _conv(x, w, (pad, pad))
 
 
@@ -54,14 +51,12 @@ def _conv_forward(x, w, pad):
 
 def _conv_backward(pad, saved, g):
     x, w = saved
-    k, l, c, o = w.shape
-    if k != l:
-        raise ValueError(f"conv: the window must be square, not {k} x {l}")
+    k, _, c, o = w.shape
     flipped = w[::-1, ::-1].swapaxes(2, 3)
     # The gradient of the input is cropped by what padding added, hence k - 1 - pad on either side.
     dx = _conv(g, flipped, (k - 1 - pad, k - 1 - pad))
     flat = g.reshape(-1, o)
-    dw = jnp.stack([s.reshape(-1, c).T @ flat for s in _shifts(x, (k, l), (pad, pad))])
+    dw = jnp.stack([s.reshape(-1, c).T @ flat for s in _shifts(x, (k, k), (pad, pad))])
     return dx, dw.reshape(w.shape)
 
 

@@ -141,8 +141,7 @@ class Registry:
     def get(self, name: str) -> Part:
         if name not in self.parts:
             raise ConfigError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.parts)}; "
-                f"there are {listed(self.parts)}"
+                f"unknown {self.kind} {name!r}{nearest(name, self.parts)}; there are {listed(self.parts)}"
             )
         return self.parts[name]
 
@@ -157,8 +156,7 @@ class Registry:
             if key not in part.parameters:
                 allowed = f"it is {part.signature()}" if part.parameters else "it takes none"
                 raise ConfigError(
-                    f"{self.kind} {name!r} has no argument {key!r}"
-                    f"{nearest(key, part.parameters)}; {allowed}"
+                    f"{self.kind} {name!r} has no argument {key!r}{nearest(key, part.parameters)}; {allowed}"
                 )
             if key in given:
                 raise ConfigError(f"{text!r} gives {key!r} twice")
@@ -212,9 +210,7 @@ def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str,
         except ValueError as error:
             raise ConfigError(hint) from error
 
-    if any(k.arg is None for k in tree.keywords) or len({k.arg for k in tree.keywords}) < len(
-        tree.keywords
-    ):
+    if any(k.arg is None for k in tree.keywords) or len({k.arg for k in tree.keywords}) < len(tree.keywords):
         raise ConfigError(hint)
     return tree.func.id, [value(a) for a in tree.args], {k.arg: value(k.value) for k in tree.keywords}
 

@@ -54,9 +54,7 @@ def make_round(
         def mix(sent: Array):
             return aggregate(rule, defends, receive(sent))
 
-        view = View(
-            own, update, graph, benign, byzantine, state.t, lambda sent: mix(sent)[0][:benign]
-        )
+        view = View(own, update, graph, benign, byzantine, state.t, lambda sent: mix(sent)[0][:benign])
         sent = own[:benign]
         if byzantine:
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
@@ -126,5 +124,3 @@ def batches(data: Data, key: Array, t: Array, rounds: int, batch: int, trained: 
     shuffled = jax.lax.map(shuffle, epochs)  # [epochs, n, per_epoch, b]
     steps = t + jnp.arange(rounds)
     return shuffled[steps // per_epoch - first, :, steps % per_epoch]
-
-

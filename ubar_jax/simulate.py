@@ -140,9 +140,7 @@ def prepare(config: Config) -> Experiment:
         mean=x.mean((0, 1, 2)).astype(np.float32),
         std=np.maximum(x.std((0, 1, 2)), 1e-3).astype(np.float32),
     )
-    return Experiment(
-        config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y)
-    )
+    return Experiment(config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y))
 
 
 def topologies_spec(config: Config) -> Spec:
@@ -188,9 +186,7 @@ def compiled(program: Program) -> tuple[Callable, Callable]:
 
             if not program.ragged:
                 return go(state)
-            blank = jax.tree.map(
-                lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1]
-            )
+            blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
             return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
 
         index = batches(data, state.key, state.t, program.chunk, program.batch, program.trained)
@@ -251,6 +247,4 @@ def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None =
         np.where(heard, sum(s.accepted for s in seen), 0),
     )
     final = {name: curves[name][-1] for name in ("accuracy", "loss")}
-    return Result(
-        config, experiment.notices, curves, final, accepted, diverged, state, seconds
-    )
+    return Result(config, experiment.notices, curves, final, accepted, diverged, state, seconds)

@@ -20,9 +20,7 @@ topologies = Registry("topology", given=2, traits={"places": False})
 
 
 @topologies.register(places=True)
-def erdos_renyi(
-    seed: int, nodes: tuple[int, int], connection: Number(0, 1, open_low=True) = 0.4
-) -> nx.Graph:
+def erdos_renyi(seed: int, nodes: tuple[int, int], connection: Number(0, 1, open_low=True) = 0.4) -> nx.Graph:
     """The paper's: connected Erdos-Renyi of benign nodes, Byzantine nodes linked at random."""
     benign, byzantine = nodes
     for draw in range(DRAWS):

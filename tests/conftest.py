@@ -1,0 +1,18 @@
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def tfds_dir(monkeypatch):
+    """A folder with prepared tfds sets: TFDS_DATA_DIR, or ../shared/tfds next to the checkout."""
+    beside = Path(__file__).parents[2] / "shared" / "tfds"
+    folder = Path(os.environ.get("TFDS_DATA_DIR") or beside)
+    if not (folder / "mnist").is_dir() or not (folder / "cifar10").is_dir():
+        pytest.skip(f"needs prepared mnist and cifar10: TFDS_DATA_DIR is unset and {beside} has none")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(folder))
+    return folder

@@ -1,0 +1,153 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from ubar_jax import Config, ConfigError, simulate
+from ubar_jax.simulate import compiled, initial_state, prepare
+
+BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, eval_every=2)
+
+
+def test_one_compilation_serves_seeds_rates_and_strengths():
+    program = prepare(BASE).program
+    compiled.cache_clear()
+    for change in ({"seed": 0}, {"learning_rate": 0.1}, {"attack": "gaussian(std=3)"}, {"alpha": 0.7}):
+        config = dataclasses.replace(BASE, **change)
+        assert prepare(config).program == program
+        simulate(config)
+    assert compiled.cache_info().currsize == 1
+    chunk, evaluate = compiled(program)
+    assert chunk._cache_size() == 1 and evaluate._cache_size() == 1
+
+
+def test_a_chunk_is_one_program_without_callbacks(monkeypatch):
+    experiment = prepare(BASE)
+    chunk, evaluate = compiled(experiment.program)
+    state = initial_state(experiment.program, 0)
+    arrays = (experiment.data, experiment.graph, experiment.knobs, np.int32(6))
+    text = chunk.lower(state, *arrays).as_text()
+    assert "stablehlo.while" in text  # the scan over rounds is inside
+    for word in ("callback", "infeed", "outfeed", "host_compute", "send", "recv"):
+        assert word not in text, word
+    donated = text.count("tf.aliasing_output") + text.count("jax.buffer_donor")
+    assert donated >= len(jax.tree.leaves(state.params))
+
+    calls = []
+    module = __import__("sys").modules["ubar_jax.simulate"]
+    counted = lambda *a: calls.append(1) or chunk(*a)  # noqa: E731
+    monkeypatch.setattr(module, "compiled", lambda program: (counted, evaluate))
+    simulate(BASE)
+    assert len(calls) == 3  # six rounds, two a chunk
+
+
+def test_a_last_chunk_that_is_shorter_changes_nothing():
+    even = simulate(dataclasses.replace(BASE, rounds=5, eval_every=5))
+    ragged = simulate(dataclasses.replace(BASE, rounds=5, eval_every=2))
+    np.testing.assert_array_equal(ragged.curves["round"], [0, 2, 4, 5])
+    np.testing.assert_allclose(ragged.final["accuracy"], even.final["accuracy"])
+    np.testing.assert_allclose(ragged.curves["train_loss"], even.curves["train_loss"], rtol=1e-5)
+    assert ragged.curves["train_loss"].shape == (5,)
+    np.testing.assert_array_equal(ragged.accepted, even.accepted)
+
+
+def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
+    whole = simulate(BASE)
+    part = simulate(dataclasses.replace(BASE, eval_size=50))
+    np.testing.assert_array_equal(part.final["accuracy"], whole.final["accuracy"])
+    assert not np.array_equal(part.curves["accuracy"][0], whole.curves["accuracy"][0])
+    assert set(np.unique(part.curves["accuracy"][0] * 50 % 1).round(4)) <= {0.0, 1.0}
+
+
+def test_accuracy_and_consensus_are_what_they_say():
+    from ubar_jax import data
+    from ubar_jax.models import make_task
+    from ubar_jax.round import normalise, ravel
+
+    result = simulate(BASE)
+    experiment = prepare(BASE)
+    digits = data.load("digits")
+    task = make_task("mlp", (8, 8, 1), 10)
+    for i in range(10):
+        params = jax.tree.map(lambda leaf, i=i: leaf[i], result.state.params)
+        logits = task.predict(params, normalise(experiment.data, digits.test_x))
+        right = (np.argmax(logits, 1) == digits.test_y).mean()
+        assert right == pytest.approx(result.final["accuracy"][i])
+        loss = task.loss(params, normalise(experiment.data, digits.test_x), digits.test_y)
+        assert float(loss) == pytest.approx(result.final["loss"][i], rel=1e-4)
+    models = np.asarray(ravel(result.state.params)[0])[:10]
+    spread = np.sqrt(((models - models.mean(0)) ** 2).sum(1).mean())
+    assert result.curves["consensus"][-1] == pytest.approx(spread, rel=1e-4)
+    assert result.curves["worst"][-1] == result.final["accuracy"].min()
+
+
+def test_shares_of_byzantine_edges():
+    none = simulate(dataclasses.replace(BASE, attack="none"))
+    assert not none.curves["byzantine_selected"].any()
+    average = simulate(dataclasses.replace(BASE, rule="average"))
+    network = prepare(BASE).network
+    edges = [(i, j) for i in range(10) for j in network.neighbors(i)]
+    share = np.mean([j >= 10 for _, j in edges])
+    np.testing.assert_allclose(average.curves["byzantine_selected"], share, rtol=1e-6)
+    assert np.isnan(average.curves["byzantine_candidates"]).all()
+    assert average.accepted.sum() == 6 * len(edges)
+    assert all(average.accepted[i, j] == 6 for i, j in edges)
+    ubar = simulate(BASE)
+    assert ubar.curves["byzantine_selected"][-1] < share
+
+
+def test_divergence_is_told_with_node_and_round():
+    result = simulate(dataclasses.replace(BASE, rule="average", attack="nonfinite"))
+    t, node = result.diverged
+    assert t == 0 and 0 <= node < 10
+    assert simulate(dataclasses.replace(BASE, attack="nonfinite")).diverged is None
+    wild = simulate(dataclasses.replace(BASE, attack="none", learning_rate=1e30, rounds=4))
+    assert wild.diverged is not None
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_optimizers_change_the_steps(optimizer):
+    plain = simulate(BASE)
+    other = simulate(dataclasses.replace(BASE, optimizer=optimizer, learning_rate=0.01))
+    assert not np.allclose(plain.curves["train_loss"], other.curves["train_loss"])
+    assert np.isfinite(other.curves["train_loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rho": 0.0}, r"rho is a number in \(0, 1\]"),
+        ({"rho": 1.5}, r"rho is a number in \(0, 1\]"),
+        ({"alpha": 1.5}, r"alpha is a number in \[0, 1\]"),
+        ({"byzantine_ratio": 1.0}, r"byzantine_ratio is a number in \[0, 1\)"),
+        ({"byzantine_ratio": -0.1}, r"byzantine_ratio is a number in \[0, 1\)"),
+        ({"nodes": 1}, "nodes is an integer >= 2"),
+        ({"nodes": 40, "connection": 0.01}, r"in 1000 draws .* try --connection=0\.15 or more"),
+        ({"batch_size": 500}, r"larger than a node's share: .* batch_size of at most 102"),
+        ({"nodes": 2000, "batch_size": 1, "connection": 0.01}, "larger than a node's share"),
+        ({"rule": "ubra"}, r"unknown rule 'ubra' \(did you mean 'ubar'\?\); there are average"),
+        ({"rule": "ubar(roh=0.4)"}, r"no argument 'roh' \(did you mean 'rho'\?\)"),
+        ({"rule": "ubar(rho=0.4"}, "malformed; write a name or name"),
+        ({"rule": "ubar(rho=0.4, rho=0.5)"}, "malformed"),
+        ({"rule": "3"}, "malformed"),
+        ({"attack": "bitflip"}, r"did you mean 'bit_flip'\?"),
+        ({"attack": "none(3)"}, "too many arguments"),
+        ({"topology": "file"}, "needs path="),
+        ({"model": "lenet"}, "at least 12x12 pixels, not 8x8"),
+        ({"model": "no.such:Module"}, "write package.module:Class"),
+        ({"rounds": 0}, "rounds is an integer >= 1"),
+        ({"seed": -1}, "seed is an integer in"),
+        ({"learning_rate": float("nan")}, "learning_rate is a number >= 0"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_compiled(change, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(dataclasses.replace(BASE, **change))
+
+
+def test_arguments_inside_a_spec_win_over_the_setting():
+    assert prepare(dataclasses.replace(BASE, rule="ubar(rho=0.7)", rho=0.2)).config.rule == "ubar(rho=0.7)"
+    assert prepare(dataclasses.replace(BASE, rho=0.2)).config.rule == "ubar(rho=0.2)"
+    same = dataclasses.replace(BASE, rule="ubar(rho=0.4)", rho=0.9)
+    assert same.digest() == BASE.digest()

@@ -1,0 +1,1 @@
+"""Command-line programs: thin mains on absl flags."""
