@@ -1,5 +1,6 @@
 """Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program."""
 
+from ubar_jax import linalg
 from ubar_jax.attacks import attacks
 from ubar_jax.config import Config
 from ubar_jax.data import datasets
@@ -15,6 +16,7 @@ __all__ = [
     "Result",
     "attacks",
     "datasets",
+    "linalg",
     "models",
     "rules",
     "simulate",

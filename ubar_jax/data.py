@@ -85,6 +85,13 @@ def load(spec: str) -> Dataset:
     return from_tfds(spec) if _is_tfds(spec) else datasets.parse(spec)()
 
 
+@functools.lru_cache(maxsize=4)
+def channel_statistics(spec: str) -> tuple[np.ndarray, np.ndarray]:
+    """([C], [C]) mean and deviation of the training images' channels, for `round.normalise`."""
+    x = load(spec).train_x.reshape(-1, load(spec).train_x.shape[-1])
+    return x.mean(0).astype(np.float32), np.maximum(x.std(0), 1e-3).astype(np.float32)
+
+
 def check(spec: str) -> str:
     """The canonical form of a data set's spec; whether it is there is asked by `load`."""
     return spec if _is_tfds(spec) else str(datasets.parse(spec))

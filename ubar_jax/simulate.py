@@ -76,7 +76,7 @@ def prepare(config: Config) -> Experiment:
     config, notices = canonical(config)
     benign, byzantine = config.nodes, config.byzantine
     n = benign + byzantine
-    network = topology.build(topologies_spec(config), benign, byzantine, config.seed)
+    network = topology.build(topology.topologies.parse(config.topology), benign, byzantine, config.seed)
     dataset = data_module.load(config.dataset)
     make_task(config.model, dataset.train_x.shape[1:], dataset.classes)
 
@@ -132,19 +132,9 @@ def prepare(config: Config) -> Experiment:
         rounds_per_epoch=np.int32(rounds_per_epoch),
         attack=strengths,
     )
-    x = dataset.train_x
-    data = Data(
-        x=x,
-        y=dataset.train_y,
-        shards=shards.astype(np.int32),
-        mean=x.mean((0, 1, 2)).astype(np.float32),
-        std=np.maximum(x.std((0, 1, 2)), 1e-3).astype(np.float32),
-    )
+    mean, std = data_module.channel_statistics(config.dataset)
+    data = Data(dataset.train_x, dataset.train_y, shards.astype(np.int32), mean, std)
     return Experiment(config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y))
-
-
-def topologies_spec(config: Config) -> Spec:
-    return topology.topologies.parse(config.topology)
 
 
 def initial_state(program: Program, seed: int) -> RoundState:

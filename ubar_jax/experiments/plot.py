@@ -37,9 +37,7 @@ def worst_accuracy(runs: Sequence[Run], path: str | Path, panels: Sequence[str])
             for index, name in enumerate(names):
                 if name in lines:
                     _line(axis, lines[name], index, name)
-            axis.set_title(
-                ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in zip(panels, setting, strict=True))
-            )
+            axis.set_title("\n".join(_words(k, v) for k, v in zip(panels, setting, strict=True)))
             axis.set_ylim(0, 1)
         for axis in axes.flat[len(grouped) :]:
             axis.remove()
@@ -52,6 +50,11 @@ def worst_accuracy(runs: Sequence[Run], path: str | Path, panels: Sequence[str])
             [handles[n] for n in names], names, loc="outside lower center", ncols=min(4, len(names))
         )
         figure.savefig(path, dpi=150)
+
+
+def _words(name: str, value) -> str:
+    """'byzantine_ratio', 0.5 -> 'byzantine ratio 0.5'; a part's name needs no word before it."""
+    return f"{name.replace('_', ' ')} {value:g}" if isinstance(value, int | float) else f"{name}: {value}"
 
 
 def _line(axis, runs: Sequence[Run], index: int, label: str) -> None:

@@ -161,10 +161,9 @@ def main(argv: Sequence[str]) -> None:
     if argv[1:]:
         raise ConfigError(f"unknown argument {argv[1]!r}; give flags, or the word list")
     folder = results.open_folder(values.results)
-    configs, notices = grid({name: values[name].value for name in GRID})
-    configs = [
-        dataclasses.replace(c, eval_every=values.eval_every, eval_size=values.eval_size) for c in configs
-    ]
+    lists = {name: values[name].value for name in GRID}
+    lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
+    configs, notices = grid(lists)
     for notice in notices:
         print(f"notice: {notice}")
     runs = run_all(configs, folder, values.save_models)

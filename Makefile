@@ -1,0 +1,24 @@
+# make quickstart: set up and run the main job on bundled data.  make test: set up and run the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: quickstart test lint clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python -m ubar_jax.experiments.sweep --flagfile=experiments/quickstart.flags
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) results

@@ -1,0 +1,20 @@
+"""The README's Python is run as it stands."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_python_snippets_run(monkeypatch):
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) >= 3
+    scope = {}
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), scope)
+    assert scope["result"].curves["worst"][-1] > 0.5
+
+
+def test_named_files_exist():
+    for name in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / name).exists(), name
