@@ -3,7 +3,11 @@
 Products run at the highest precision: a GPU's default (TF32) ruins distances and rounds models.
 """
 
+import functools
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ubar_jax.types import Inbox
@@ -32,24 +36,57 @@ def own_distances(inbox: Inbox) -> Array:
     own, sent = inbox.own - centre, inbox.sent - centre
     gram = jnp.matmul(own, sent.T, precision=HIGHEST)
     squares = _squares(own)[:, None] + _squares(sent)[None, :] - 2 * gram
-    return _in_slots(inbox, squares)
+    distances = jnp.take_along_axis(squares, inbox.rows, axis=1)
+    return jnp.where(inbox.graph.mask & ~jnp.isnan(distances), jnp.maximum(distances, 0), jnp.inf)
+
+
+def slot_grams(inbox: Inbox) -> Array:
+    """[r, K, K] inner products of the messages in every two slots, about the receivers' mean.
+
+    One [m, m] matrix for the whole network, exactly symmetric, shared by all receivers.
+    """
+    sent = inbox.sent - _centre(inbox)
+    gram = jnp.matmul(sent, sent.T, precision=HIGHEST)
+    gram = (gram + gram.T) / 2
+    return gram[inbox.rows[:, :, None], inbox.rows[:, None, :]]
+
+
+def slot_distances(inbox: Inbox) -> Array:
+    """[r, K, K] squared distances between the messages in every two slots, exactly symmetric.
+
+    +inf from a slot to itself and to and from empty ones.
+    """
+    grams = slot_grams(inbox)
+    norms = jnp.diagonal(grams, axis1=1, axis2=2)
+    squares = norms[:, :, None] + norms[:, None, :] - 2 * grams
+    real = inbox.graph.mask[:, :, None] & inbox.graph.mask[:, None, :] & ~jnp.isnan(squares)
+    real &= ~jnp.eye(real.shape[1], dtype=bool)[None]
+    return jnp.where(real, jnp.maximum(squares, 0), jnp.inf)
 
 
 def mean(inbox: Inbox, selected: Array) -> Array:
     """[r, d] mean of the selected slots' messages ([r, K] bool), own model where there is none."""
     counts = jnp.sum(selected, axis=1)
-    weights = slot_weights(inbox, selected / jnp.maximum(counts, 1)[:, None])
-    mixed = jnp.matmul(weights, inbox.sent, precision=HIGHEST)
+    mixed = weighted_mean(inbox, selected / jnp.maximum(counts, 1)[:, None])
     return jnp.where((counts > 0)[:, None], mixed, inbox.own)
 
 
-def slot_weights(inbox: Inbox, weights: Array) -> Array:
-    """[r, K] weights of slots -> [r, m] weights of messages."""
+def weighted_mean(inbox: Inbox, weights: Array) -> Array:
+    """[r, d] sum of weights [r, K] times messages, as weights [r, m] of all messages times messages."""
     receivers = jnp.arange(len(weights))[:, None]
-    return (
-        jnp.zeros((len(weights), len(inbox.sent)))
-        .at[receivers, inbox.rows]
-        .add(jnp.where(inbox.graph.mask, weights, 0))
+    of_messages = jnp.zeros((len(weights), len(inbox.sent))).at[receivers, inbox.rows]
+    weights = of_messages.add(jnp.where(inbox.graph.mask, weights, 0))
+    return jnp.matmul(weights, inbox.sent, precision=HIGHEST)
+
+
+def with_own(inbox: Inbox) -> Inbox:
+    """The inbox with one more slot, the last, in which every receiver finds its own model."""
+    rows = len(inbox.sent) + jnp.arange(len(inbox.own), dtype=inbox.rows.dtype)
+    ones = jnp.ones((len(inbox.own), 1), bool)
+    return inbox._replace(
+        sent=jnp.concatenate([inbox.sent, inbox.own]),
+        rows=jnp.concatenate([inbox.rows, rows[:, None]], axis=1),
+        graph=inbox.graph._replace(mask=jnp.concatenate([inbox.graph.mask, ones], axis=1)),
     )
 
 
@@ -84,7 +121,137 @@ def _squares(x: Array) -> Array:
     return jnp.sum(jnp.square(x), axis=1)
 
 
-def _in_slots(inbox: Inbox, matrix: Array) -> Array:
-    """[r, m] -> [r, K]: the entry of every slot's message; NaN and empty slots become +inf."""
-    slots = jnp.take_along_axis(matrix, inbox.rows, axis=1)
-    return jnp.where(inbox.graph.mask & ~jnp.isnan(slots), jnp.maximum(slots, 0), jnp.inf)
+# Order statistics per coordinate, over slots that are chosen by receiver, by Batcher's network. Up to
+# FUSED_SLOTS the slots are sorted as K arrays, never stacked: XLA fuses gathers, network and statistic
+# into one loop over coordinates that keeps everything in registers and materialises nothing. That loop's
+# body grows with K log^2 K, so denser graphs run the same network stage by stage on [K, d], one receiver
+# at a time.
+
+FUSED_SLOTS = 64
+BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf
+
+
+def coordinate_median(inbox: Inbox, chosen: Array) -> Array:
+    """[r, d] median of the chosen slots' messages ([r, K] bool), mean of the middle two if even."""
+    return _per_receiver(_median, inbox, chosen)
+
+
+def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
+    """[r, d] mean of the chosen slots without the `cut` [r] largest and smallest per coordinate."""
+
+    def one(values, chosen, cut):
+        ordered = _sorted([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
+        kept = jnp.sum(chosen) - 2 * cut
+        total = sum(jnp.where((k >= cut) & (k < cut + kept), v, 0) for k, v in enumerate(ordered))
+        return total / jnp.maximum(kept, 1)
+
+    return _per_receiver(one, inbox, chosen, cut)
+
+
+def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
+    """[r, d] mean of the `keep` [r] chosen values nearest to the chosen ones' median.
+
+    On sorted values these are a window of `keep`, which slides up while the value that enters is
+    nearer to the median than the one that leaves.
+    """
+
+    def one(values, chosen, keep):
+        ordered = _sorted([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
+        count = jnp.sum(chosen)
+        low, high = (count - 1) // 2, count // 2
+        middle = sum(jnp.where(k == low, v, 0) + jnp.where(k == high, v, 0) for k, v in enumerate(ordered))
+        # new - median < median - old, without rounding the median: equally near, the smaller stays.
+        slides = (
+            jnp.where((k + keep < count) & (old + new < middle), 1, 0)
+            for k, (old, new) in enumerate(zip(ordered, _shift_down(ordered, keep), strict=True))
+        )
+        start = sum(slides)
+        window = (jnp.where((k >= start) & (k < start + keep), v, 0) for k, v in enumerate(ordered))
+        return sum(window) / jnp.maximum(keep, 1)
+
+    return _per_receiver(one, inbox, chosen, keep)
+
+
+def _shift_down(values: list[Array] | Array, by: Array) -> list[Array] | Array:
+    """values[k + by] for a traced `by`; BIG beyond the end."""
+    if not isinstance(values, list):
+        padded = jnp.concatenate([values, jnp.full_like(values, BIG)])
+        return lax.dynamic_slice_in_dim(padded, by, len(values))
+    bit = 1
+    while bit < len(values):
+        moved = [*values[bit:], *[jnp.full_like(values[0], BIG)] * bit]
+        values = [jnp.where((by & bit) > 0, m, v) for m, v in zip(moved, values, strict=True)]
+        bit *= 2
+    return values
+
+
+def _median(values: list[Array], chosen: Array) -> Array:
+    """Half of the empty slots sort below all, half above, so that the middle has a fixed rank."""
+    if len(values) % 2:
+        values, chosen = [*values, values[0]], jnp.append(chosen, False)
+    empty = jnp.cumsum(~chosen)
+    fill = jnp.where(empty <= empty[-1] // 2, -BIG, BIG)
+    ordered = _sorted([jnp.where(c, v, f) for v, c, f in zip(values, chosen, fill, strict=True)])
+    low, high = ordered[len(values) // 2 - 1], ordered[len(values) // 2]
+    return jnp.where(jnp.sum(chosen) % 2 == 1, low, (low + high) / 2)
+
+
+def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array) -> Array:
+    """statistic(values: K arrays [d], chosen [K], numbers []) of every receiver -> [r, d]."""
+
+    def one(rows, chosen, *numbers):
+        return statistic([inbox.sent[row] for row in rows], chosen, *numbers)
+
+    arguments = (inbox.rows, chosen, *numbers)
+    if inbox.rows.shape[1] <= FUSED_SLOTS:
+        return jax.vmap(one)(*arguments)
+    return lax.map(lambda each: one(*each), arguments)
+
+
+def _sorted(values: list[Array]) -> list[Array] | Array:
+    """The arrays sorted elementwise, ascending; stacked if there are many."""
+    if len(values) > FUSED_SLOTS:
+        return _sorted_by_stages(jnp.stack(values))
+    values = list(values)
+    for i, j in _batcher(len(values)):
+        values[i], values[j] = jnp.minimum(values[i], values[j]), jnp.maximum(values[i], values[j])
+    return values
+
+
+def _sorted_by_stages(values: Array) -> Array:
+    """[K, d] sorted along K: comparators that do not touch each other are one stage, one pass."""
+    size = len(values)
+    depth, stages = [0] * size, []
+    for i, j in _batcher(size):
+        level = max(depth[i], depth[j])
+        depth[i] = depth[j] = level + 1
+        if level == len(stages):
+            stages.append((np.arange(size), np.zeros(size, np.int32)))
+        partner, side = stages[level]
+        partner[[i, j]], side[[i, j]] = (j, i), (-1, 1)
+
+    def run(values, stage):
+        partner, side = stage[0], stage[1][:, None]
+        other = values[partner]
+        ends = jnp.where(side < 0, jnp.minimum(values, other), jnp.maximum(values, other))
+        return jnp.where(side == 0, values, ends), None
+
+    stages = tuple(jnp.asarray(np.stack(part)) for part in zip(*stages, strict=True))
+    return lax.scan(run, values, stages)[0]
+
+
+@functools.cache
+def _batcher(size: int) -> tuple[tuple[int, int], ...]:
+    """The comparators of Batcher's odd-even merge sort for any number of wires."""
+    pairs = []
+    run = 1
+    while run < size:
+        gap = run
+        while gap:
+            for start in range(gap % run, size - gap, 2 * gap):
+                for i in range(start, min(start + gap, size - gap)):
+                    if i // (2 * run) == (i + gap) // (2 * run):
+                        pairs.append((i, i + gap))
+            gap //= 2
+        run *= 2
+    return tuple(pairs)

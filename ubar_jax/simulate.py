@@ -99,8 +99,17 @@ def prepare(config: Config) -> Experiment:
     count = np.zeros(trained, np.int32)
     if traits["count"] is not None:
         count = traits["count"](degree, known, **rule.of(traits["count"]))
-    alpha = traits["alpha"] if config.alpha is None else config.alpha
-    alpha = np.broadcast_to(alpha(degree) if callable(alpha) else alpha, degree.shape)
+    if traits["limit"] is not None:
+        limit = np.maximum(traits["limit"](degree, **rule.of(traits["limit"])), 0)
+        if concerned := int((count > limit)[:benign].sum()):
+            notices.append(
+                f"{rule} assumes more Byzantine neighbours than it is defined for at {concerned} of "
+                f"{benign} benign nodes; the largest defined number is used there"
+            )
+    alpha = config.alpha
+    if alpha is None:
+        alpha = traits["alpha"](degree, **rule.of(traits["alpha"]))
+    alpha = np.broadcast_to(alpha, degree.shape)
     strengths, words = {}, []
     for name, value in attack.arguments:
         if isinstance(value, float):

@@ -1,0 +1,122 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from ubar_jax import linalg
+from ubar_jax.testing import inbox_of
+from ubar_jax.types import Graph
+
+
+def make_inbox(own, sent, slots=None, mask=None):
+    r, m = len(own), len(sent)
+    slots = np.tile(np.arange(m), (r, 1)) if slots is None else slots
+    mask = np.ones_like(slots, bool) if mask is None else mask
+    return inbox_of(own, sent, Graph(slots.astype(np.int32), mask), own, np.zeros(r, np.int32))
+
+
+def test_distances_are_exact_near_consensus_with_a_far_outlier():
+    """Models of norm 100 that differ by 1e-3, and one message of norm 1e6."""
+    rng = np.random.default_rng(0)
+    d = 5000
+    base = rng.normal(size=d)
+    base *= 100 / np.linalg.norm(base)
+    offsets = rng.normal(size=(12, d))
+    offsets *= 1e-3 / np.linalg.norm(offsets, axis=1, keepdims=True)
+    sent = (base + offsets).astype(np.float32)
+    sent[11] = 1e6 / np.sqrt(d)
+    inbox = make_inbox(sent[:8], sent)
+    exact = ((sent[:, None].astype(float) - sent[None].astype(float)) ** 2).sum(-1)
+    np.testing.assert_allclose(linalg.own_distances(inbox)[:, 8:], exact[:8, 8:], rtol=1e-5)
+    between = np.asarray(linalg.slot_distances(inbox))[0]
+    others = ~np.eye(12, dtype=bool)
+    np.testing.assert_allclose(between[others], exact[others], rtol=1e-5)
+    np.testing.assert_array_equal(between, between.T)
+
+
+def test_equal_messages_have_distance_zero_and_equal_distances():
+    rng = np.random.default_rng(1)
+    sent = rng.normal(size=(9, 1001)).astype(np.float32)
+    sent[6:] = sent[5]
+    between = np.asarray(linalg.slot_distances(make_inbox(sent[:5], sent)))[0]
+    assert between[5, 6] == between[7, 8] == 0
+    np.testing.assert_array_equal(between[:5, 5], between[:5, 8])
+
+
+@pytest.mark.parametrize("size", range(1, 13))
+def test_the_network_sorts_all_zeros_and_ones(size):
+    """The zero-one principle: a network that sorts these sorts everything."""
+    inputs = np.array(list(itertools.product([0, 1], repeat=size)), np.float32).T
+    got = np.stack(linalg._sorted([jnp.asarray(row) for row in inputs]))
+    np.testing.assert_array_equal(got, np.sort(inputs, axis=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays(
+        np.float32,
+        st.tuples(st.integers(1, 40), st.just(3)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32),
+    )
+)
+def test_the_network_sorts_anything(values):
+    values = values + np.float32(0)  # -0.0 and 0.0 are equal, but not the same bits
+    got = [np.asarray(v) for v in linalg._sorted(list(values))]
+    np.testing.assert_array_equal(np.stack(got), np.sort(values, axis=0))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 64, 65, 128, 150])
+def test_order_statistics_with_irregular_degrees_at_every_density(slots):
+    """Up to 64 slots by one fused network, above stage by stage."""
+    rng = np.random.default_rng(slots)
+    r, d = 7, 6
+    sent = rng.normal(size=(slots + 3, d)).astype(np.float32)
+    rows = np.stack([np.sort(rng.permutation(slots + 3)[:slots]) for _ in range(r)])
+    chosen = np.zeros((r, slots), bool)
+    for i in range(r):
+        chosen[i, rng.permutation(slots)[: rng.integers(1, slots + 1)]] = True
+    chosen[0] = True
+    inbox = make_inbox(sent[:1].repeat(r, 0), sent, rows, chosen)
+    counts = chosen.sum(1)
+    cut = (counts - 1) // 3
+    values = [sent[rows[i][chosen[i]]].astype(float) for i in range(r)]
+
+    @jax.jit
+    def statistics(own, sent, rows, mask):
+        box = inbox._replace(own=own, sent=sent, rows=rows, graph=Graph(rows, mask))
+        return (
+            linalg.coordinate_median(box, mask),
+            linalg.trimmed_mean(box, mask, jnp.asarray(cut)),
+            linalg.mean_around_median(box, mask, jnp.asarray(counts - 2 * cut)),
+        )
+
+    medians, trimmed, around = statistics(inbox.own, inbox.sent, inbox.rows, inbox.graph.mask)
+    for i, v in enumerate(values):
+        np.testing.assert_allclose(medians[i], np.median(v, axis=0), rtol=1e-6, atol=1e-6)
+        kept = np.sort(v, axis=0)[cut[i] : len(v) - cut[i]]
+        np.testing.assert_allclose(trimmed[i], kept.mean(0), rtol=1e-5, atol=1e-5)
+        near = np.argsort(np.abs(v - np.median(v, axis=0)), axis=0)[: counts[i] - 2 * cut[i]]
+        nearest = np.take_along_axis(v, near, axis=0).mean(0)
+        np.testing.assert_allclose(around[i], nearest, rtol=1e-5, atol=1e-5)
+
+
+def test_messages_just_below_overflow_do_not_make_distances_nan():
+    sent = np.zeros((5, 4), np.float32)
+    sent[3], sent[4] = 9e18, -9e18  # squared norms just below float32's largest
+    inbox = linalg.drop_bad(make_inbox(sent[:3], sent))
+    assert inbox.graph.mask.all()
+    assert not np.isnan(linalg.slot_distances(inbox)).any()
+    assert not np.isnan(linalg.own_distances(inbox)).any()
+
+
+def test_the_mean_over_a_poisoned_network_stays_with_those_who_heard_it():
+    sent = np.ones((4, 3), np.float32)
+    sent[3] = np.nan
+    slots = np.array([[0, 1], [2, 3]])
+    mixed = np.asarray(linalg.undefended_mean(make_inbox(sent[:2], sent, slots)))
+    assert np.isfinite(mixed[0]).all() and np.isnan(mixed[1]).all()
