@@ -6,6 +6,7 @@ None); the messages are those left after dropping bad ones, by ascending sender 
 """
 
 import math
+from statistics import NormalDist
 
 import jax
 import numpy as np
@@ -192,3 +193,236 @@ def nonfinite(key, view):
     values = [np.nan, np.inf, -np.inf, 1e30]
     rows = [values[(int(view.t) + a) % 4] for a in range(view.byzantine)]
     return np.repeat(np.array(rows)[:, None], view.own.shape[1], axis=1)
+
+
+def _neighbours(view, node):
+    ids, mask = np.asarray(view.graph.neighbours[node]), np.asarray(view.graph.mask[node])
+    return [int(j) for j in ids[mask]]
+
+
+def _honest(view):
+    return np.asarray(view.own, float)[: view.benign]
+
+
+def _seen(view, attacker):
+    """The models of the attacker's benign neighbours."""
+    ids = [j for j in _neighbours(view, view.benign + attacker) if j < view.benign]
+    return _honest(view)[ids] if ids else _honest(view), ids
+
+
+def _each_attacker(view, vector):
+    return np.stack([vector(a, *_seen(view, a)) for a in range(view.byzantine)])
+
+
+def alie(key, view, z):
+    n, f = view.benign + view.byzantine, view.byzantine
+    if z == "auto":
+        s = max(1, math.floor(n / 2 + 1) - f)
+        z = NormalDist().inv_cdf((n - f - s) / (n - f))
+    return _each_attacker(view, lambda a, seen, ids: seen.mean(0) - z * seen.std(0))
+
+
+def ipm(key, view, eps):
+    return _each_attacker(view, lambda a, seen, ids: -eps * seen.mean(0))
+
+
+def _most_damaging(view, direction):
+    """Line search of gamma: 16 evaluations of the deployed rule."""
+    honest = _honest(view)
+    wanted = [
+        honest[[j for j in _neighbours(view, i) if j < view.benign]].mean(0) for i in range(view.benign)
+    ]
+
+    def messages(gamma):
+        return _each_attacker(view, lambda a, seen, ids: seen.mean(0) + gamma * direction(seen))
+
+    def damage(gamma):
+        sent = np.concatenate([honest, messages(gamma)]).astype(np.float32)
+        mixed = np.asarray(view.deployed(sent)[0], float)[: view.benign]
+        return np.mean([np.linalg.norm(m - w) for m, w in zip(mixed, wanted, strict=True)])
+
+    best, most, step, growing = 0.0, damage(0.0), 1.0, True
+    for _ in range(15):
+        gamma = abs(best + step)
+        found = damage(gamma)
+        better = found > most
+        growing = growing and better
+        if better:
+            best, most = gamma, found
+        step = 2 * step if growing else step if better else -0.8 * step
+    return messages(best)
+
+
+def alie_optimised(key, view):
+    return _most_damaging(view, lambda seen: -seen.std(0))
+
+
+def ipm_optimised(key, view):
+    return _most_damaging(view, lambda seen: -seen.mean(0))
+
+
+def krum_takes(view, attacker, vector):
+    """Does Krum choose the vector at a majority of the attacker's benign receivers?"""
+    honest = _honest(view)
+    receivers = [i for i in _neighbours(view, view.benign + attacker) if i < view.benign]
+    votes = 0
+    for i in receivers:
+        ids = _neighbours(view, i)
+        messages = [honest[j] if j < view.benign else vector for j in ids]
+        n_hat = max(0, min(math.ceil(len(ids) / 2), (len(ids) - 3) // 2))
+        best = _best(_krum_scores(messages, range(len(ids)), n_hat))
+        votes += ids[best] >= view.benign
+    return 2 * votes > len(receivers)
+
+
+def deployed_takes(view, attacker, vector):
+    sent = np.concatenate([_honest(view), np.tile(vector, (view.byzantine, 1))]).astype(np.float32)
+    selected = np.asarray(view.deployed(sent)[1]["selected"])
+    sender, votes, receivers = view.benign + attacker, 0, 0
+    for i in range(view.benign):
+        ids, mask = np.asarray(view.graph.neighbours[i]), np.asarray(view.graph.mask[i])
+        heard = mask & (ids == sender)
+        receivers += heard.any()
+        votes += (heard & selected[i]).any()
+    return 2 * votes > receivers
+
+
+def largest_gamma(takes, cap=1e6):
+    low, high = 0.0, 1.0
+    while high <= 2**20 and takes(high):
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = (low + high) / 2
+        if takes(middle):
+            low = middle
+        else:
+            high = middle
+    return min(low, cap)
+
+
+def mhamdi(key, view, norm, surrogate, gamma):
+    takes = krum_takes if surrogate == "krum" else deployed_takes
+
+    def vector(a, seen, ids):
+        mean = seen.mean(0)
+        direction = np.ones_like(mean)
+        if norm == 2:
+            direction = np.zeros_like(mean)
+            direction[np.argmax(seen.std(0))] = 1
+        size = gamma
+        if gamma == "search":
+            size = largest_gamma(lambda g: takes(view, a, mean + g * direction))
+        return mean + size * direction
+
+    return _each_attacker(view, vector)
+
+
+def _delta(seen, direction):
+    mean = seen.mean(0)
+    return {"std": seen.std(0), "sign": np.sign(mean), "unit": mean / np.linalg.norm(mean)}[direction]
+
+
+def min_max(key, view, direction):
+    def vector(a, seen, ids):
+        mean, delta = seen.mean(0), _delta(seen, direction)
+        widest = max(np.linalg.norm(x - y) for x in seen for y in seen)
+        takes = lambda g: max(np.linalg.norm(mean - g * delta - x) for x in seen) <= widest  # noqa: E731
+        return mean - (largest_gamma(takes) if len(ids) > 1 else 0) * delta
+
+    return _each_attacker(view, vector)
+
+
+def min_sum(key, view, direction):
+    def vector(a, seen, ids):
+        mean, delta = seen.mean(0), _delta(seen, direction)
+        most = max(sum(np.sum((x - y) ** 2) for y in seen) for x in seen)
+        takes = lambda g: sum(np.sum((mean - g * delta - x) ** 2) for x in seen) <= most  # noqa: E731
+        return mean - (largest_gamma(takes) if len(ids) > 1 else 0) * delta
+
+    return _each_attacker(view, vector)
+
+
+def _moves(view, ids):
+    return np.sign(np.asarray(view.update, float)[ids].mean(0))
+
+
+def fang_krum(key, view):
+    def vector(a, seen, ids):
+        mean, moves = seen.mean(0), _moves(view, ids)
+        widest = max(np.linalg.norm(x - y) for x in seen for y in seen)
+        farthest = max(np.linalg.norm(mean - x) for x in seen)
+        strength = (widest + farthest) / math.sqrt(len(mean))
+        for _ in range(40):
+            if krum_takes(view, a, mean - strength * moves):
+                return mean - strength * moves
+            strength /= 2
+        return mean
+
+    return _each_attacker(view, vector)
+
+
+def fang_trimmed(key, view):
+    draw = np.asarray(jax.random.uniform(key, (view.byzantine, view.own.shape[1])))
+
+    def vector(a, seen, ids):
+        moves, result = _moves(view, ids), []
+        for c, u in enumerate(draw[a]):
+            low, high = seen[:, c].min(), seen[:, c].max()
+            if moves[c] > 0:
+                far = low / 2 if low > 0 else 2 * low
+                result.append(low + u * (far - low))
+            else:
+                far = 2 * high if high > 0 else high / 2
+                result.append(high + u * (far - high))
+        return np.array(result)
+
+    return _each_attacker(view, vector)
+
+
+def mimic(key, view, node):
+    return np.stack([_honest(view)[node]] * view.byzantine)
+
+
+def label_flip(key, view):
+    return np.asarray(view.own)[view.benign :]
+
+
+def _metropolis(view, i, j):
+    return 1 / (1 + max(len(_neighbours(view, i)), len(_neighbours(view, j))))
+
+
+def _split(view, i):
+    ids = _neighbours(view, i)
+    return [j for j in ids if j < view.benign], [j for j in ids if j >= view.benign]
+
+
+def dissensus(key, view, strength):
+    honest, rows = _honest(view), []
+    for i in range(view.benign):
+        good, bad = _split(view, i)
+        pull = sum(_metropolis(view, i, j) * (honest[j] - honest[i]) for j in good)
+        rows.append(honest[i] - strength * pull / sum(_metropolis(view, i, j) for j in bad) if bad else None)
+    return rows
+
+
+def isolation(key, view):
+    honest, rows = _honest(view), []
+    for i in range(view.benign):
+        good, bad = _split(view, i)
+        weight = {j: _metropolis(view, i, j) for j in good + bad}
+        total = sum(weight[j] * honest[j] for j in good) + (1 - sum(weight.values())) * honest[i]
+        rows.append((honest[i] - total) / sum(weight[j] for j in bad) if bad else None)
+    return rows
+
+
+def sleeper(key, view, attack, start):
+    if int(view.t) < start:
+        return np.asarray(view.own)[view.benign :]
+    return alie(key, view, "auto")
+
+
+def theorem1(key, view, target, size, start, gain):
+    sent = np.array(view.own, float)[view.benign :]
+    if int(view.t) == start:
+        sent[0] += size * gain
+    return sent

@@ -1,16 +1,194 @@
+import dataclasses
+
+import jax
+import networkx as nx
+import numpy as np
 import pytest
 import reference
 
-from ubar_jax.attacks import attacks
+from ubar_jax import Config, simulate
+from ubar_jax.attacks import alie_z, attacks
 from ubar_jax.registry import ConfigError
-from ubar_jax.testing import check_attack
+from ubar_jax.round import ravel
+from ubar_jax.rules import rules
+from ubar_jax.simulate import initial_state, prepare
+from ubar_jax.testing import check_attack, random_scene, view_of
+
+SPECS = [
+    *attacks.parts,
+    "gaussian(std=30)",
+    "alie(z=1.5)",
+    "mhamdi(norm=inf)",
+    "mhamdi(gamma=3)",
+    "mhamdi(surrogate=deployed)",
+    *(f"{name}(direction={d})" for name in ("min_max", "min_sum") for d in ("sign", "unit")),
+    "sleeper(alie, start=4)",
+    "theorem1(target=3, size=2, start=5)",
+]
 
 
-@pytest.mark.parametrize("spec", [*attacks.parts, "gaussian(std=30)"])
+@pytest.mark.parametrize("spec", SPECS)
 def test_contract(spec):
-    check_attack(spec, getattr(reference, attacks.parse(spec).part.name))
+    attack = attacks.parse(spec)
+    plain = getattr(reference, attack.part.name)
+    if attack.part.traits["tailored"]:
+        # Nobody hears the rows of receivers without a Byzantine neighbour.
+        heard = plain
+
+        def plain(key, view, **arguments):
+            sent = attack(key, view)
+            rows = heard(key, view, **arguments)
+            return np.stack([s if row is None else row for s, row in zip(sent, rows, strict=True)])
+
+    check_attack(spec, plain)
 
 
-def test_strength_outside_its_range_is_refused():
-    with pytest.raises(ConfigError, match="std is a number > 0"):
-        attacks.parse("gaussian(std=-1)")
+def scene_for(spec, seed):
+    attack, deployed = attacks.parse(spec), rules.parse("ubar")
+    view = view_of(*random_scene(seed, attack, deployed), deployed)
+    return view, np.asarray(attack(jax.random.key(seed), view), float)
+
+
+@pytest.mark.parametrize("spec", ["mhamdi", "mhamdi(norm=inf)"])
+def test_the_searched_gamma_is_maximal(spec):
+    """gamma goes unnoticed, gamma * 1.01 does not; 0 and the cap aside."""
+    searched = 0
+    for seed in range(15):
+        view, sent = scene_for(spec, seed)
+        for a in range(view.byzantine):
+            seen, _ = reference._seen(view, a)
+            step = sent[a] - seen.mean(0)
+            gamma = np.abs(step).max()
+            if not 1e-4 < gamma < 0.99e6:
+                continue
+            searched += 1
+            assert reference.krum_takes(view, a, seen.mean(0) + 0.999 * step), (seed, a)
+            assert not reference.krum_takes(view, a, seen.mean(0) + 1.01 * step), (seed, a)
+    assert searched > 10
+
+
+@pytest.mark.parametrize("direction", ["std", "sign", "unit"])
+def test_min_max_and_min_sum_go_as_far_as_they_may(direction):
+    for seed in range(5):
+        for name in ("min_max", "min_sum"):
+            view, sent = scene_for(f"{name}(direction={direction})", seed)
+            for a in range(view.byzantine):
+                seen, ids = reference._seen(view, a)
+                if len(ids) < 2:
+                    continue
+                distances = np.array([[np.linalg.norm(x - y) for y in seen] for x in seen])
+                for stretch, within in ((0.999, True), (1.01, False)):
+                    v = seen.mean(0) + stretch * (sent[a] - seen.mean(0))
+                    to_v = np.array([np.linalg.norm(v - x) for x in seen])
+                    if name == "min_max":
+                        assert (to_v.max() <= distances.max()) == within
+                    else:
+                        assert ((to_v**2).sum() <= (distances**2).sum(1).max()) == within
+
+
+def test_alie_z_by_hand():
+    assert alie_z(30, 30) == pytest.approx(1.8339, abs=1e-4)  # 29 of 30
+    assert alie_z(30, 3) == pytest.approx(0.0837, abs=1e-4)  # s = 17 - 3 = 14, 16 of 30
+
+
+def path_config(tmp_path, length, **changes):
+    graph = nx.path_graph(length + 1)
+    graph.nodes[length]["byzantine"] = True  # benign 0 .. length - 1, the attacker at the end
+    nx.write_graphml(graph, tmp_path / "path.graphml")
+    base = Config(
+        rule="average",
+        topology=f"file(path={str(tmp_path / 'path.graphml')!r})",
+        dataset="synthetic(examples=400)",
+        model="mlp(hidden=8)",
+        nodes=length,
+        byzantine_ratio=1 / (length + 1),
+        batch_size=16,
+        learning_rate=0.0,
+        rounds=1,
+        eval_every=1,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.mark.parametrize("distance", [1, 2, 4])
+def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
+    """lambda 0, one path: after tau rounds the target has moved by the payload."""
+    target = 5 - distance
+    config = path_config(tmp_path, 5, attack=f"theorem1(target={target}, size=3.0)", rounds=distance)
+    start = np.asarray(ravel(initial_state(prepare(config).program, 0).params)[0])
+    moved = np.asarray(ravel(simulate(config).state.params)[0]) - start
+    np.testing.assert_allclose(moved[target], 3.0, rtol=1e-5)
+    if target > 0:
+        np.testing.assert_allclose(moved[target - 1], 0, atol=1e-6)  # it is not there yet
+
+
+def test_one_node_of_thirty_ruins_all_others_under_average():
+    base = Config(rule="average", nodes=29, byzantine_ratio=1 / 30, batch_size=32, rounds=40, eval_every=40)
+    honest = simulate(dataclasses.replace(base, attack="none"))
+    ruined = simulate(dataclasses.replace(base, attack="theorem1(size=1000)"))
+    assert honest.final["accuracy"].min() > 0.7
+    assert ruined.final["accuracy"].max() < 0.35
+
+
+def test_a_sleeper_is_honest_until_it_wakes():
+    base = Config(byzantine_ratio=0.3, batch_size=16, rounds=4, eval_every=1)
+    awake = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=2)"))
+    asleep = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=4)"))
+    np.testing.assert_array_equal(awake.curves["accuracy"][:3], asleep.curves["accuracy"][:3])
+    assert not np.array_equal(awake.curves["train_loss"][3], asleep.curves["train_loss"][3])
+    assert any("never wakes" in notice for notice in asleep.notices)
+    assert not awake.notices
+
+
+def test_label_flip_trains_on_flipped_labels():
+    config = Config(
+        attack="label_flip", byzantine_ratio=0.3, nodes=4, batch_size=16, rounds=60, eval_every=60
+    )
+    config = dataclasses.replace(config, alpha=1.0)  # nobody listens: everyone learns its own data
+    result = simulate(config)
+    honest = simulate(dataclasses.replace(config, attack="bit_flip"))
+    benign = np.asarray(ravel(result.state.params)[0])
+    other = np.asarray(ravel(honest.state.params)[0])
+    np.testing.assert_allclose(benign[:4], other[:4], rtol=1e-5, atol=1e-6)
+    assert np.linalg.norm(benign[4:] - other[4:], axis=1).min() > 1
+
+
+def test_tailored_messages_reach_their_receivers(tmp_path):
+    """Under average with alpha 0 and no training a node becomes what it hears: check it by hand."""
+    config = path_config(tmp_path, 4, attack="isolation", alpha=0.0, seed=1, rounds=2, learning_rate=0.5)
+    result = simulate(config)
+    assert result.diverged is None and np.isfinite(np.asarray(ravel(result.state.params)[0])).all()
+    plain = simulate(dataclasses.replace(config, attack="gaussian"))
+    ours, theirs = (np.asarray(ravel(r.state.params)[0]) for r in (result, plain))
+    np.testing.assert_allclose(ours[:2], theirs[:2], rtol=1e-5)  # far from the attacker: untouched
+    assert not np.allclose(ours[3], theirs[3])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gaussian(std=-1)", "std is a number > 0"),
+        ("mhamdi(norm=3)", "norm is 2 or 'inf'"),
+        ("mhamdi(gamma=-1)", "gamma is a number >= 0 or 'search'"),
+        ("min_max(direction=up)", "direction is 'std' or 'sign' or 'unit'"),
+        ("ipm(eps=-1)", "eps is a number >= 0"),
+        ("theorem1(target=10)", "only the benign nodes 0 to 9"),
+        ("mimic(node=10)", "only the benign nodes 0 to 9"),
+        ("sleeper(gausian)", r"did you mean 'gaussian'\?"),
+        ("sleeper(dissensus)", "it must broadcast"),
+    ],
+)
+def test_bad_arguments_are_refused(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(Config(attack=spec, byzantine_ratio=0.3))
+
+
+def test_theorem_1_needs_a_path(tmp_path):
+    graph = nx.Graph([(0, 1), (1, 2), (3, 4)])
+    for node in (3, 4):
+        graph.nodes[node]["byzantine"] = True
+    nx.write_graphml(graph, tmp_path / "g.graphml")
+    config = path_config(tmp_path, 3, attack="theorem1", byzantine_ratio=0.4)
+    config = dataclasses.replace(config, topology=f"file(path={str(tmp_path / 'g.graphml')!r})")
+    with pytest.raises(ConfigError, match="no path leads there"):
+        prepare(config)

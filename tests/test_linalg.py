@@ -52,7 +52,7 @@ def test_equal_messages_have_distance_zero_and_equal_distances():
 def test_the_network_sorts_all_zeros_and_ones(size):
     """The zero-one principle: a network that sorts these sorts everything."""
     inputs = np.array(list(itertools.product([0, 1], repeat=size)), np.float32).T
-    got = np.stack(linalg._sorted([jnp.asarray(row) for row in inputs]))
+    got = np.stack(linalg.sort_arrays([jnp.asarray(row) for row in inputs]))
     np.testing.assert_array_equal(got, np.sort(inputs, axis=0))
 
 
@@ -66,7 +66,7 @@ def test_the_network_sorts_all_zeros_and_ones(size):
 )
 def test_the_network_sorts_anything(values):
     values = values + np.float32(0)  # -0.0 and 0.0 are equal, but not the same bits
-    got = [np.asarray(v) for v in linalg._sorted(list(values))]
+    got = [np.asarray(v) for v in linalg.sort_arrays(list(values))]
     np.testing.assert_array_equal(np.stack(got), np.sort(values, axis=0))
 
 

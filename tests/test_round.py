@@ -168,7 +168,7 @@ def test_products_of_models_use_the_highest_precision(rule):
     count = counts_of(spec, case)[2]
 
     def run(own, sent):
-        return aggregate(spec, True, inbox_of(own, sent, case.graph, case.targets, count))
+        return aggregate(spec, inbox_of(own, sent, case.graph, case.targets, count))
 
     text = str(jax.make_jaxpr(run)(case.own, case.sent))
     products = text.count("dot_general[")

@@ -1,19 +1,44 @@
-"""Attacks: one function each, from (key, View) to what the Byzantine nodes broadcast [f, d].
+"""Attacks: one function each, from (key, View) to what the Byzantine nodes send.
 
-Honest rows cannot be touched. Traits: `trains`, whether the Byzantine nodes follow the protocol
-otherwise (train on their share and apply the rule to what they receive), so that
-`view.own[view.benign:]` are their models. Real-valued arguments are traced: one compiled program
-serves every strength.
+That is one vector a Byzantine node, [f, d], broadcast to all its neighbours; an attack that is
+`tailored` gives one vector a benign receiver instead, [n_b, d], which all of that node's Byzantine
+neighbours tell it. Honest rows cannot be touched. Further traits: `trains`, whether the Byzantine nodes
+follow the protocol otherwise (train on their share and apply the rule to what they receive), so that
+`view.own[view.benign:]` are their models; `poison`, what they do to the labels they train on; `setup`,
+run once on the host with the network, which checks the arguments and returns (traced numbers for the
+attack, notices). Real-valued arguments are traced: one compiled program serves every strength.
+
+Each description ends in what the attacker knows. "Seen" means the models of its benign neighbours, mu
+and sigma are their mean and deviation per coordinate.
 """
+
+import math
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import networkx as nx
+from jax import Array, lax
 
-from ubar_jax.registry import Number, Registry
+from ubar_jax import linalg
+from ubar_jax.registry import Choice, ConfigError, Number, Registry
 from ubar_jax.types import View
+from ubar_jax.unnoticed import (
+    Quadratics,
+    Seen,
+    average_of,
+    distances_from,
+    honest_distances,
+    krum_chooses,
+    largest,
+    seen_by_attackers,
+)
 
-attacks = Registry("attack", given=2, traits={"trains": False})
+attacks = Registry(
+    "attack",
+    given=2,
+    traits={"trains": False, "tailored": False, "poison": None, "setup": None},
+)
 
 POSITIVE = Number(0, open_low=True)
 
@@ -42,3 +67,364 @@ def nonfinite(key: Array, view: View) -> Array:
     values = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e30])
     turn = values[(view.t + jnp.arange(view.byzantine)) % 4]
     return jnp.broadcast_to(turn[:, None], (view.byzantine, view.own.shape[1]))
+
+
+def _sigma(seen: Seen) -> Array:
+    """[f, d] deviation per coordinate of what each attacker sees; of a single vector exactly 0."""
+    squares = average_of(seen.adjacent, seen.count, jnp.square(seen.honest))
+    variance = jnp.maximum(squares - jnp.square(seen.mean), 0)
+    return jnp.where(seen.count > 1, jnp.sqrt(variance), 0)
+
+
+def alie_z(benign: int, byzantine: int) -> float:
+    """ALIE's z: so many honest vectors are farther out that the attackers and they are a majority."""
+    n = benign + byzantine
+    supporters = max(1, n // 2 + 1 - byzantine)
+    return NormalDist().inv_cdf(max((benign - supporters) / benign, 1e-6))
+
+
+@attacks.register
+def alie(key: Array, view: View, z: Number(words=("auto",)) = "auto") -> Array:
+    """A little is enough: mu - z sigma. Knows what it has seen, and n and f of the whole network."""
+    seen = seen_by_attackers(view)
+    z = alie_z(view.benign, view.byzantine) if isinstance(z, str) else z
+    return seen.centre + seen.mean - z * _sigma(seen)
+
+
+@attacks.register
+def ipm(key: Array, view: View, eps: Number(0) = 0.5) -> Array:
+    """Inner-product manipulation: -eps mu. Knows what it has seen."""
+    seen = seen_by_attackers(view)
+    return -eps * (seen.centre + seen.mean)
+
+
+def most_damaging(view: View, seen: Seen, direction: Array) -> Array:
+    """mu + gamma direction, gamma >= 0 common to all, that moves the deployed rule's output farthest.
+
+    Damage is the mean distance of what the benign nodes mix in from the mean of their honest neighbours.
+    16 evaluations of the deployed rule: from 0 by steps that double while it improves, then on either
+    side of the best by steps that shrink by 0.8.
+    """
+    ids, mask = (a[: view.benign] for a in view.graph)
+    honest = mask & (ids < view.benign)
+    rows = jnp.arange(view.benign)[:, None]
+    near = jnp.zeros((view.benign, view.benign), bool).at[rows, jnp.where(honest, ids, 0)].max(honest)
+    wanted = average_of(near, jnp.maximum(near.sum(1, keepdims=True), 1), seen.honest) + seen.centre
+
+    def message(gamma):
+        return seen.centre + seen.mean + gamma * direction
+
+    def damage(gamma):
+        mixed, _ = view.deployed(jnp.concatenate([view.own[: view.benign], message(gamma)]))
+        return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(mixed[: view.benign] - wanted), axis=1)))
+
+    def evaluate(_, state):
+        best, most, step, growing = state
+        gamma = jnp.abs(best + step)
+        found = damage(gamma)
+        better = found > most
+        growing = growing & better
+        step = jnp.where(growing, 2 * step, jnp.where(better, step, -0.8 * step))
+        return jnp.where(better, gamma, best), jnp.maximum(most, found), step, growing
+
+    start = (jnp.zeros(()), damage(jnp.zeros(())), jnp.ones(()), jnp.ones((), bool))
+    return message(lax.fori_loop(0, 15, evaluate, start)[0])
+
+
+@attacks.register
+def alie_optimised(key: Array, view: View) -> Array:
+    """mu - gamma sigma, gamma by 16 trials for most damage. Knows all honest messages and the rule."""
+    seen = seen_by_attackers(view)
+    return most_damaging(view, seen, -_sigma(seen))
+
+
+@attacks.register
+def ipm_optimised(key: Array, view: View) -> Array:
+    """mu - gamma mu, gamma by 16 trials for most damage. Knows all honest messages and the rule."""
+    seen = seen_by_attackers(view)
+    return most_damaging(view, seen, -(seen.centre + seen.mean))
+
+
+@attacks.register
+def mhamdi(
+    key: Array,
+    view: View,
+    norm: Choice((2, "inf")) = 2,
+    surrogate: Choice(("krum", "deployed")) = "krum",
+    gamma: Number(0, words=("search",)) = "search",
+) -> Array:
+    """Hidden vulnerability: mu + gamma E, the largest gamma that goes unnoticed, searched every round.
+
+    E is the seen coordinate of largest spread (norm 2), or all ones (inf). Unnoticed: chosen by Krum, or
+    by the deployed rule if that selects, at a majority of the attacker's benign receivers, all Byzantine
+    neighbours there assumed to send the same; gamma 0 if it never is. Knows what it has seen and what its
+    receivers hear from honest nodes, and for "deployed" the rule.
+    """
+    seen = seen_by_attackers(view)
+    if norm == 2:
+        coordinate = jnp.argmax(_sigma(seen), axis=1)
+        direction = jax.nn.one_hot(coordinate, view.own.shape[1])
+        along = seen.honest[:, coordinate].T  # [f, n_b]: E . x_j
+        square = jnp.ones((view.byzantine, 1))
+    else:
+        direction = jnp.ones_like(seen.mean)
+        along = jnp.broadcast_to(jnp.sum(seen.honest, axis=1)[None], (view.byzantine, view.benign))
+        square = jnp.full((view.byzantine, 1), float(view.own.shape[1]))
+    if isinstance(gamma, str):
+        mean_along = jnp.sum(seen.mean * direction, axis=1, keepdims=True)
+        distances = Quadratics(distances_from(seen, seen.mean), mean_along - along, square)
+        if surrogate == "krum":
+            chosen = krum_chooses(view, seen, distances)
+        else:
+            chosen = _deployed_chooses(view, seen, direction)
+        gamma = largest(chosen, view.byzantine)[:, None]
+    return seen.centre + seen.mean + gamma * direction
+
+
+def _deployed_chooses(view: View, seen: Seen, direction: Array):
+    """Like `krum_chooses`, by running the deployed rule once for every attacker."""
+    ids, mask = (a[: view.benign] for a in view.graph)
+    honest = view.own[: view.benign]
+
+    def one(attacker, mean, direction, gamma):
+        vector = (seen.centre[0] + mean + gamma * direction)[None]
+        everyone = jnp.concatenate([honest, jnp.repeat(vector, view.byzantine, axis=0)])
+        _, info = view.deployed(everyone)
+        if "selected" not in info:
+            raise ConfigError("mhamdi(surrogate=deployed) needs a rule that selects neighbours; use krum")
+        selected = info["selected"][: view.benign]
+        heard = mask & (ids == view.benign + attacker)
+        return 2 * jnp.sum(heard & selected) > jnp.sum(heard)
+
+    def chosen(gamma):
+        rows = (jnp.arange(view.byzantine), seen.mean, direction, gamma)
+        return lax.map(lambda row: one(*row), rows)
+
+    return chosen
+
+
+DIRECTION = Choice(("std", "sign", "unit"))
+
+
+def _direction(seen: Seen, name: str) -> Array:
+    """[f, d] sigma, sign(mu) or mu / |mu|."""
+    mean = seen.centre + seen.mean
+    if name == "std":
+        return _sigma(seen)
+    if name == "sign":
+        return jnp.sign(mean)
+    return mean / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(mean), axis=1, keepdims=True)), 1e-30)
+
+
+def _least_nonzero(square: Array) -> Array:
+    return jnp.maximum(square, 1e-30)
+
+
+@attacks.register
+def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
+    """mu - lambda delta, no farther from any seen vector than two seen ones are apart.
+
+    The largest such lambda: each distance is a quadratic in lambda, so it is the smallest of their roots.
+    Knows what it has seen.
+    """
+    seen = seen_by_attackers(view)
+    delta = _direction(seen, direction)
+    both = seen.adjacent[:, :, None] & seen.adjacent[:, None, :]
+    widest = jnp.max(jnp.where(both, honest_distances(seen)[None], 0), axis=(1, 2))[:, None]
+    base = distances_from(seen, seen.mean)
+    slope = jnp.sum(delta * seen.mean, axis=1, keepdims=True) - jnp.matmul(
+        delta, seen.honest.T, precision=linalg.HIGHEST
+    )
+    square = _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
+    room = jnp.maximum(jnp.square(slope) + square * (widest - base), 0)
+    roots = jnp.where(seen.adjacent, (slope + jnp.sqrt(room)) / square, jnp.inf)
+    strength = jnp.min(roots, axis=1, keepdims=True)
+    return seen.centre + seen.mean - jnp.where(jnp.isfinite(strength), strength, 0) * delta
+
+
+@attacks.register
+def min_sum(key: Array, view: View, direction: DIRECTION = "std") -> Array:
+    """mu - lambda delta, its squared distances to the seen vectors at most the largest such sum of theirs.
+
+    The largest such lambda; mu is their mean, so the sum grows by lambda^2 |delta|^2 each. Knows what it
+    has seen.
+    """
+    seen = seen_by_attackers(view)
+    delta = _direction(seen, direction)
+    sums = jnp.matmul(seen.adjacent.astype(jnp.float32), honest_distances(seen), precision=linalg.HIGHEST)
+    most = jnp.max(jnp.where(seen.adjacent, sums, 0), axis=1, keepdims=True)
+    base = jnp.sum(jnp.where(seen.adjacent, distances_from(seen, seen.mean), 0), axis=1, keepdims=True)
+    square = seen.count * _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
+    return seen.centre + seen.mean - jnp.sqrt(jnp.maximum(most - base, 0) / square) * delta
+
+
+def _moves(view: View, seen: Seen) -> Array:
+    """[f, d] sign of the mean update that the seen nodes are about to take."""
+    return jnp.sign(average_of(seen.adjacent, seen.count, view.update[: view.benign]))
+
+
+@attacks.register
+def fang_krum(key: Array, view: View) -> Array:
+    """mu - lambda s against Krum, s the sign of the seen nodes' mean update; lambda halved until chosen.
+
+    Starts from where the vector is as far from mu as the farthest seen one plus the widest seen pair, and
+    gives up (lambda 0) after 40 halvings. Knows what it has seen and what its receivers hear.
+    """
+    seen = seen_by_attackers(view)
+    moves = _moves(view, seen)
+    d = view.own.shape[1]
+    base = distances_from(seen, seen.mean)
+    along = jnp.matmul(moves, seen.honest.T, precision=linalg.HIGHEST)
+    slope = along - jnp.sum(moves * seen.mean, axis=1, keepdims=True)  # E is -s
+    square = jnp.sum(jnp.square(moves), axis=1, keepdims=True)
+    chosen = krum_chooses(view, seen, Quadratics(base, slope, square))
+    both = seen.adjacent[:, :, None] & seen.adjacent[:, None, :]
+    widest = jnp.max(jnp.where(both, honest_distances(seen)[None], 0), axis=(1, 2))
+    farthest = jnp.max(jnp.where(seen.adjacent, base, 0), axis=1)
+    start = (jnp.sqrt(widest) + jnp.sqrt(farthest)) / math.sqrt(d)
+
+    def halve(_, strength):
+        return jnp.where(chosen(strength), strength, strength / 2)
+
+    strength = lax.fori_loop(0, 40, halve, start)
+    strength = jnp.where(chosen(strength), strength, 0)[:, None]
+    return seen.centre + seen.mean - strength * moves
+
+
+@attacks.register
+def fang_trimmed(key: Array, view: View) -> Array:
+    """Against median and trimmed mean: beyond the seen extreme, against the sign of the mean's move.
+
+    Per coordinate uniform between the extreme and twice (or half) of it, away from the honest values. Knows
+    what it has seen.
+    """
+    seen = seen_by_attackers(view)
+    moves = _moves(view, seen)
+    ids, mask = (a[view.benign :] for a in view.graph)
+    mask = mask & (ids < view.benign)
+    slots = [(view.own[: view.benign][ids[:, k] * mask[:, k]], mask[:, k, None]) for k in range(ids.shape[1])]
+    low = high = jnp.zeros_like(moves)
+    nobody = jnp.ones_like(mask[:, :1])
+    for value, there in slots:
+        low = jnp.where(there & (nobody | (value < low)), value, low)
+        high = jnp.where(there & (nobody | (value > high)), value, high)
+        nobody = nobody & ~there
+    draw = jax.random.uniform(key, moves.shape)
+    below = low - draw * jnp.where(low > 0, low / 2, -low)
+    above = high + draw * jnp.where(high > 0, high, -high / 2)
+    return jnp.where(moves > 0, below, above)
+
+
+def _check_node(network: nx.Graph, benign: int, byzantine: int, rounds: int, node: int):
+    if node >= benign:
+        raise ConfigError(f"mimic(node={node}): there are only the benign nodes 0 to {benign - 1}")
+    return {}, []
+
+
+@attacks.register(setup=_check_node)
+def mimic(key: Array, view: View, node: Number(0, integer=True) = 0) -> Array:
+    """All copy one benign node, which so gets more weight than its due. Knows that node's message."""
+    return jnp.repeat(view.own[node][None], view.byzantine, axis=0)
+
+
+@attacks.register(trains=True, poison=lambda labels, classes: classes - 1 - labels)
+def label_flip(key: Array, view: View) -> Array:
+    """Honest in all but data: label y is trained on as classes - 1 - y. Knows its own model."""
+    return view.own[view.benign :]
+
+
+def _metropolis(view: View) -> tuple[Array, Array]:
+    """([n_b, K] weights of honest neighbours, [n_b, 1] total weight of Byzantine ones), Metropolis'."""
+    degree = jnp.sum(view.graph.mask, axis=1)
+    ids, mask = (a[: view.benign] for a in view.graph)
+    weights = mask / (1 + jnp.maximum(degree[: view.benign, None], degree[ids]))
+    honest = jnp.where(ids < view.benign, weights, 0)
+    return honest, jnp.sum(weights - honest, axis=1, keepdims=True)
+
+
+def _weighted_honest(view: View, weights: Array) -> Array:
+    """[n_b, d] sum of the honest neighbours' models, weights [n_b, K]."""
+    ids = jnp.where(
+        view.graph.neighbours[: view.benign] < view.benign, view.graph.neighbours[: view.benign], 0
+    )
+    rows = jnp.arange(view.benign)[:, None]
+    matrix = jnp.zeros((view.benign, view.benign)).at[rows, ids].add(weights)
+    return jnp.matmul(matrix, view.own[: view.benign], precision=linalg.HIGHEST)
+
+
+@attacks.register(tailored=True)
+def dissensus(key: Array, view: View, strength: Number(0) = 1.5) -> Array:
+    """Drives each receiver off its neighbours: x_i - strength sum_good W (x_j - x_i) / sum_byz W.
+
+    W are Metropolis weights. Knows all honest messages and the graph.
+    """
+    weights, byzantine = _metropolis(view)
+    own = view.own[: view.benign]
+    pull = _weighted_honest(view, weights) - jnp.sum(weights, axis=1, keepdims=True) * own
+    return own - strength * pull / jnp.maximum(byzantine, 1e-30)
+
+
+@attacks.register(tailored=True)
+def isolation(key: Array, view: View) -> Array:
+    """Cancels the honest neighbours of each receiver: (x_i - sum_honest W x) / W_byz, i among the honest.
+
+    W are Metropolis weights, own weight 1 - the others'. Knows all honest messages and the graph.
+    """
+    weights, byzantine = _metropolis(view)
+    own = view.own[: view.benign]
+    itself = 1 - jnp.sum(weights, axis=1, keepdims=True) - byzantine
+    return (own - _weighted_honest(view, weights) - itself * own) / jnp.maximum(byzantine, 1e-30)
+
+
+def _sleeper_setup(network, benign, byzantine, rounds, attack: str, start: int):
+    inner = attacks.parse(attack)
+    if inner.part.traits["tailored"] or inner.part.traits["poison"]:
+        raise ConfigError(
+            f"sleeper cannot wake up as {inner.part.name!r}: it must broadcast one vector a node"
+        )
+    numbers, notices = {}, []
+    if inner.part.traits["setup"]:
+        numbers, notices = inner.part.traits["setup"](
+            network, benign, byzantine, rounds, **dict(inner.arguments)
+        )
+    if start >= rounds:
+        notices = [*notices, f"sleeper(start={start}) never wakes: the run ends after {rounds} rounds"]
+    return numbers, notices
+
+
+@attacks.register(trains=True, setup=_sleeper_setup)
+def sleeper(
+    key: Array, view: View, attack: str = "alie", start: Number(0, integer=True) = 100, **numbers: Array
+) -> Array:
+    """Honest until round `start`, then any broadcasting attack, such as sleeper(alie, start=50)."""
+    awake = attacks.parse(attack)(key, view, **numbers)
+    return jnp.where(view.t >= start, awake, view.own[view.benign :])
+
+
+def _theorem1_setup(network, benign, byzantine, rounds, target: int):
+    if target >= benign:
+        raise ConfigError(f"theorem1(target={target}): there are only the benign nodes 0 to {benign - 1}")
+    if not nx.has_path(network, benign, target):
+        raise ConfigError(f"theorem1(target={target}): no path leads there from the Byzantine node {benign}")
+    path = nx.shortest_path(network, benign, target)[1:]
+    return {"gain": float(math.prod(network.degree(v) + 1 for v in path))}, []
+
+
+@attacks.register(trains=True, setup=_theorem1_setup)
+def theorem1(
+    key: Array,
+    view: View,
+    target: Number(0, integer=True) = 0,
+    size: Number() = 1.0,
+    start: Number(0, integer=True) = 0,
+    *,
+    gain: Array,
+) -> Array:
+    """The paper's Theorem 1: the first Byzantine node moves a target by `size` in every coordinate.
+
+    Once, in round `start`, it adds size times the product of |N_s| + 1 over the shortest path to the
+    target; otherwise it is honest, and so are the other Byzantine nodes. Knows the graph.
+    """
+    honest = view.own[view.benign :]
+    shift = jnp.where(view.t == start, size * gain, 0)
+    return honest.at[0].add(shift)

@@ -140,7 +140,7 @@ def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
     """[r, d] mean of the chosen slots without the `cut` [r] largest and smallest per coordinate."""
 
     def one(values, chosen, cut):
-        ordered = _sorted([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
+        ordered = sort_arrays([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
         kept = jnp.sum(chosen) - 2 * cut
         total = sum(jnp.where((k >= cut) & (k < cut + kept), v, 0) for k, v in enumerate(ordered))
         return total / jnp.maximum(kept, 1)
@@ -156,7 +156,7 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     """
 
     def one(values, chosen, keep):
-        ordered = _sorted([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
+        ordered = sort_arrays([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
         count = jnp.sum(chosen)
         low, high = (count - 1) // 2, count // 2
         middle = sum(jnp.where(k == low, v, 0) + jnp.where(k == high, v, 0) for k, v in enumerate(ordered))
@@ -191,7 +191,7 @@ def _median(values: list[Array], chosen: Array) -> Array:
         values, chosen = [*values, values[0]], jnp.append(chosen, False)
     empty = jnp.cumsum(~chosen)
     fill = jnp.where(empty <= empty[-1] // 2, -BIG, BIG)
-    ordered = _sorted([jnp.where(c, v, f) for v, c, f in zip(values, chosen, fill, strict=True)])
+    ordered = sort_arrays([jnp.where(c, v, f) for v, c, f in zip(values, chosen, fill, strict=True)])
     low, high = ordered[len(values) // 2 - 1], ordered[len(values) // 2]
     return jnp.where(jnp.sum(chosen) % 2 == 1, low, (low + high) / 2)
 
@@ -208,7 +208,7 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array) -> Ar
     return lax.map(lambda each: one(*each), arguments)
 
 
-def _sorted(values: list[Array]) -> list[Array] | Array:
+def sort_arrays(values: list[Array]) -> list[Array] | Array:
     """The arrays sorted elementwise, ascending; stacked if there are many."""
     if len(values) > FUSED_SLOTS:
         return _sorted_by_stages(jnp.stack(values))

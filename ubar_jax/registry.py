@@ -126,7 +126,11 @@ class Registry:
                 f"a {self.kind} has no trait {listed(unknown)}; there are {listed(self.traits)}"
             )
         traits = {**self.traits, **traits}
-        parameters = dict(list(inspect.signature(function).parameters.items())[self.given :])
+        parameters = {
+            k: p
+            for k, p in list(inspect.signature(function).parameters.items())[self.given :]
+            if p.kind is p.POSITIONAL_OR_KEYWORD  # keyword-only ones are not the user's to give
+        }
         for helper in self.helpers:
             if traits[helper] is not None:
                 parameters |= {

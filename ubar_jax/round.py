@@ -8,17 +8,18 @@ import optax
 from jax import Array
 
 from ubar_jax import nn
+from ubar_jax.registry import Spec
 from ubar_jax.rules import aggregate
 from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
 
 
 def make_round(
     task: Task,
-    rule: Callable,
-    defends: bool,
-    attack: Callable,
+    rule: Spec,
+    attack: Spec,
     optimizer: optax.GradientTransformation,
     schedule: Callable,
+    classes: int,
     benign: int,
     byzantine: int,
     pairs: int,
@@ -35,6 +36,8 @@ def make_round(
 
         # Every node draws a batch and takes the gradient at its own model, before mixing.
         x, y = normalise(data, data.x[index]), data.y[index]
+        if poison := attack.part.traits["poison"]:
+            y = y.at[benign:].set(poison(y[benign:], classes))
         loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
         direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
@@ -42,21 +45,21 @@ def make_round(
 
         # Everyone broadcasts its model; the Byzantine rows are the attack's.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
+        rows = heard.neighbours
+        if attack.part.traits["tailored"]:  # row benign + i is what receiver i hears from attackers
+            rows = jnp.where(rows < benign, rows, benign + jnp.arange(trained)[:, None])
 
-        def receive(sent: Array) -> Inbox:
+        def mix(sent: Array) -> tuple[Array, dict]:
             def loss_of(receiver, row):
                 return nn.each(lambda i, j: task.loss(unravel(sent[j]), x[i], y[i]), receiver, row)
 
             degree = jnp.sum(heard.mask, axis=1)
-            rows = heard.neighbours
-            return Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
+            inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
+            return aggregate(rule, inbox)
 
-        def mix(sent: Array):
-            return aggregate(rule, defends, receive(sent))
-
-        view = View(own, update, graph, benign, byzantine, state.t, lambda sent: mix(sent)[0][:benign])
         sent = own[:benign]
         if byzantine:
+            view = View(own, update, graph, benign, byzantine, state.t, mix)
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from ubar_jax import linalg
-from ubar_jax.registry import Choice, Number, Registry
+from ubar_jax.registry import Choice, Number, Registry, Spec
 from ubar_jax.types import Inbox
 
 rules = Registry(
@@ -82,9 +82,9 @@ def trim_limit(values):
     return (values - 1) // 2
 
 
-def aggregate(rule: Callable, defends: bool, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
+def aggregate(rule: Spec, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
     """What every rule has in common: bad messages are dropped; nothing left, R = x_i."""
-    if defends:
+    if rule.part.traits["defends"]:
         inbox = linalg.drop_bad(inbox)
     mixed, info = rule(inbox)
     heard = jnp.any(inbox.graph.mask, axis=1)

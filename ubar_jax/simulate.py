@@ -110,12 +110,12 @@ def prepare(config: Config) -> Experiment:
     if alpha is None:
         alpha = traits["alpha"](degree, **rule.of(traits["alpha"]))
     alpha = np.broadcast_to(alpha, degree.shape)
-    strengths, words = {}, []
-    for name, value in attack.arguments:
-        if isinstance(value, float):
-            strengths[name] = np.float32(value)
-        else:
-            words.append((name, value))
+    strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
+    words = tuple((k, v) for k, v in attack.arguments if k not in strengths)
+    if byzantine and (setup := attack.part.traits["setup"]):
+        numbers, said = setup(network, benign, byzantine, config.rounds, **attack.of(setup))
+        strengths |= numbers
+        notices += said
     rounds_per_epoch = share // config.batch_size
     chunk = min(config.eval_every, config.rounds)
     program = Program(
@@ -123,7 +123,7 @@ def prepare(config: Config) -> Experiment:
         shape=dataset.train_x.shape[1:],
         classes=dataset.classes,
         rule=rule,
-        attack=Spec(attack.part, tuple(words)),
+        attack=Spec(attack.part, words),
         optimizer=optimizers.parse(config.optimizer),
         schedule=schedules.parse(config.schedule),
         benign=benign,
@@ -139,7 +139,7 @@ def prepare(config: Config) -> Experiment:
         alpha=alpha.astype(np.float32),
         count=count,
         rounds_per_epoch=np.int32(rounds_per_epoch),
-        attack=strengths,
+        attack={k: np.float32(v) for k, v in strengths.items()},
     )
     mean, std = data_module.channel_statistics(config.dataset)
     data = Data(dataset.train_x, dataset.train_y, shards.astype(np.int32), mean, std)
@@ -167,10 +167,10 @@ def compiled(program: Program) -> tuple[Callable, Callable]:
     step = make_round(
         task,
         program.rule,
-        program.rule.part.traits["defends"],
         program.attack,
         program.optimizer(),
         program.schedule,
+        program.classes,
         program.benign,
         program.byzantine,
         program.pairs,

@@ -46,12 +46,17 @@ class Node(NamedTuple):
 
 
 def random_case(
-    seed: int, benign: int = 9, byzantine: int = 5, d: int = 13, least: int = 1, spread: float = 1.0
+    seed: int, benign: int = 9, byzantine: int = 5, d: int = 13, least: int = 1, connected: bool = False
 ) -> Case:
-    """A random irregular graph (degrees from `least`), models around a common point."""
+    """A random irregular graph (degrees from `least`), models around a common point.
+
+    `connected` links the benign nodes in a chain, as every real network's are somehow linked.
+    """
     rng = np.random.default_rng(seed)
     n = benign + byzantine
     graph = nx.gnp_random_graph(n, rng.choice([0.15, 0.3, 0.6]), seed=int(rng.integers(2**31)))
+    if connected:
+        nx.add_path(graph, map(int, rng.permutation(benign)))
     for i in range(n):
         others = [j for j in rng.permutation(n) if j != i and not graph.has_edge(i, j)]
         for j in others[: max(0, least - graph.degree(i))]:
@@ -60,10 +65,10 @@ def random_case(
     width = SLOTS - arrays.mask.shape[1]
     arrays = Graph(*(np.pad(a, ((0, 0), (0, width))) for a in arrays))
     centre = rng.normal(size=d)
-    own = centre + spread * rng.normal(size=(n, d))
+    own = centre + rng.normal(size=(n, d))
     sent = own.copy()
-    sent[benign:] += 3 * spread * rng.normal(size=(byzantine, d)) * rng.random((byzantine, 1))
-    targets = centre + spread * rng.normal(size=(n, d))
+    sent[benign:] += 3 * rng.normal(size=(byzantine, d)) * rng.random((byzantine, 1))
+    targets = centre + rng.normal(size=(n, d))
     as32 = (a.astype(np.float32) for a in (own[:benign], sent))
     return Case(*as32, arrays, targets[:benign].astype(np.float32), benign)
 
@@ -107,7 +112,7 @@ def make_runner(rule: Spec) -> tuple[Callable, list]:
 
     def run(own, sent, graph, targets, count):
         traces.append(None)
-        return aggregate(rule, rule.part.traits["defends"], inbox_of(own, sent, graph, targets, count))
+        return aggregate(rule, inbox_of(own, sent, graph, targets, count))
 
     jitted = jax.jit(run)
 
@@ -237,7 +242,7 @@ class Scene(NamedTuple):
 
 def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, int]:
     """A random scene with its numbers of benign and Byzantine nodes; `deployed` is the rule."""
-    case = random_case(seed, least=2)
+    case = random_case(seed, least=2, connected=True)
     trains = attack.part.traits["trains"]
     own = case.sent if trains else case.sent[: case.benign]
     update = np.random.default_rng(seed).normal(size=own.shape).astype(np.float32) / 10
@@ -248,10 +253,11 @@ def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, i
 
 def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
     """The scene as an attack is given it."""
+    scene = jax.tree.map(jnp.asarray, scene)
 
     def mix(sent):
         inbox = inbox_of(scene.own[:benign], sent, scene.graph, scene.targets, scene.count)
-        return aggregate(deployed, deployed.part.traits["defends"], inbox)[0]
+        return aggregate(deployed, inbox)
 
     return View(scene.own, scene.update, scene.graph, benign, byzantine, scene.t, mix)
 
@@ -259,11 +265,13 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
 def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10) -> None:
     """Asserts the contract of a registered attack.
 
-    One vector per Byzantine node; equal to `reference(key, view, **arguments)`, which sees the same
-    View; the same for the same key, jitted and not; compiled once for all strengths.
+    One vector per Byzantine node (a tailored attack: per benign node); equal to `reference(key, view,
+    **arguments)`, which sees the same View; the same for the same key, jitted and not; compiled once for
+    all strengths.
     """
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
-    traced = {k: jnp.float32(v) for k, v in attack.arguments if isinstance(v, float)}
+    strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
+    traits = attack.part.traits
     traces = []
 
     def send(key, scene, traced):
@@ -274,13 +282,22 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
     close = {"rtol": 2e-4, "atol": 2e-4}
     for seed in range(graphs):
         scene, benign, byzantine = random_scene(seed, attack, deployed)
+        numbers = dict(strengths)
+        if traits["setup"]:
+            network = nx.Graph(
+                (i, int(j)) for i, (ids, real) in enumerate(zip(*scene.graph, strict=True)) for j in ids[real]
+            )
+            setup = traits["setup"]
+            numbers |= setup(network, benign, byzantine, 1000, **attack.of(setup))[0]
+        traced = {k: jnp.float32(v) for k, v in numbers.items()}
         key = jax.random.key(seed)
         first, again = (np.asarray(jitted(key, scene, traced)) for _ in range(2))
-        expected = (byzantine, scene.own.shape[1])
+        expected = (benign if traits["tailored"] else byzantine, scene.own.shape[1])
         assert first.shape == expected, f"{spec}: sends {first.shape}, not {expected}"
         np.testing.assert_array_equal(first, again, err_msg=f"{spec}: not decided by its key")
         if reference is not None:
-            expected = reference(key, view_of(scene, benign, byzantine, deployed), **dict(attack.arguments))
+            view = view_of(scene, benign, byzantine, deployed)
+            expected = reference(key, view, **{**dict(attack.arguments), **numbers})
             np.testing.assert_allclose(first, expected, err_msg=f"{spec}: not its reference", **close)
     eager = np.asarray(send(key, scene, traced))
     np.testing.assert_allclose(eager, first, err_msg=f"{spec}: jitted and eager differ", **close)

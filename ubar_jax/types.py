@@ -80,7 +80,7 @@ class View(NamedTuple):
     benign: int  # n_b (static)
     byzantine: int  # f (static)
     t: Array  # [] int32
-    deployed: Callable[[Array], Array]  # messages [n, d] -> what the rule makes of them, [n_b, d]
+    deployed: Callable[[Array], tuple]  # messages [n, d] -> what the rule makes of them, (mixed, info)
 
 
 class Metrics(NamedTuple):
