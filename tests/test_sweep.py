@@ -69,6 +69,16 @@ def test_a_sweep_from_a_flagfile(tmp_path):
         assert json.loads((folder / "summary.json").read_text())["versions"]["jax"]
     again = sweep("--flagfile=my.flags", cwd=tmp_path)
     assert "2 of 2 runs are in out already" in again.stdout
+    plot = [sys.executable, "-m", "ubar_jax.experiments.plot", "--results=out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    drawn = subprocess.run(plot, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert "worst_accuracy.png" in drawn.stdout
+
+
+def test_a_clipped_count_is_told_once(tmp_path):
+    args = ["--rule=dkrum", "--seeds=0", *SMALL, "--rounds=1", "--results=out"]
+    out = sweep(*args, cwd=tmp_path).stdout
+    assert out.count("assumes more Byzantine neighbours than it is defined for at 6 of 6") == 1
 
 
 @pytest.mark.parametrize(

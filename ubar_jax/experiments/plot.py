@@ -1,14 +1,21 @@
-"""Pictures of results."""
+"""Pictures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
+
+Draws worst-node accuracy against rounds, and a heat map of the final worst accuracy, rules by attacks,
+with its numbers as CSV, for every setting of the rest that occurs in the folder.
+"""
 
 import collections
+import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+from absl import app, flags
 from matplotlib.figure import Figure
 
-from ubar_jax.results import Run
+from ubar_jax.results import Run, load_runs
 
 # Okabe and Ito's colours; their lightness differs, and so do markers and dashes, for grey prints.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -38,7 +45,7 @@ def worst_accuracy(runs: Sequence[Run], path: str | Path, panels: Sequence[str])
                 if name in lines:
                     _line(axis, lines[name], index, name)
             axis.set_title("\n".join(_words(k, v) for k, v in zip(panels, setting, strict=True)))
-            axis.set_ylim(0, 1)
+            axis.set_ylim(-0.03, 1)
         for axis in axes.flat[len(grouped) :]:
             axis.remove()
         for axis in axes[:, 0]:
@@ -65,3 +72,78 @@ def _line(axis, runs: Sequence[Run], index: int, label: str) -> None:
     axis.plot(rounds, worst.mean(0), label=label, markersize=4, markevery=(offset * 0.1, 0.2), **style)
     if len(runs) > 1:
         axis.fill_between(rounds, worst.min(0), worst.max(0), color=style["color"], alpha=0.15, lw=0)
+
+
+def heat_map(runs: Sequence[Run], path: str | Path) -> None:
+    """Final worst-node accuracy (mean over seeds), rules by attacks, numbers in the cells, and a CSV."""
+    rules, attacks = (list(dict.fromkeys(getattr(r.config, k) for r in runs)) for k in ("rule", "attack"))
+    cells = collections.defaultdict(list)
+    for run in runs:
+        cells[run.config.rule, run.config.attack].append(run.summary["worst"])
+    values = np.array([[np.mean(cells[r, a]) if cells[r, a] else np.nan for a in attacks] for r in rules])
+    path = Path(path)
+    with path.with_suffix(".csv").open("w", newline="") as f:
+        writer = csv.writer(f)
+        writer.writerow(["rule", *attacks])
+        writer.writerows([r, *(f"{v:.4f}" for v in row)] for r, row in zip(rules, values, strict=True))
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        size = (2.6 + 0.62 * len(attacks), 2.2 + 0.36 * len(rules))
+        figure = Figure(figsize=size, layout="constrained")
+        axis = figure.subplots()
+        image = axis.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+        axis.set_xticks(range(len(attacks)), attacks, rotation=40, ha="right", rotation_mode="anchor")
+        axis.set_yticks(range(len(rules)), rules)
+        for (i, j), value in np.ndenumerate(values):
+            text = "" if np.isnan(value) else f"{100 * value:.0f}"
+            axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
+        figure.colorbar(image, label="worst node's accuracy", pad=0.01)
+        figure.savefig(path, dpi=150)
+
+
+def node_accuracy(runs: Sequence[Run], path: str | Path) -> None:
+    """Every benign node's accuracy against rounds, a panel a run: who is ruined, and when."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1 + 3.2 * len(runs), 3.2), layout="constrained")
+        axes = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+        for axis, run in zip(axes, runs, strict=True):
+            axis.plot(run.curves["round"], run.curves["accuracy"], color=COLOURS[2], lw=0.8, alpha=0.6)
+            axis.plot(run.curves["round"], run.curves["worst"], color=COLOURS[0], lw=1.5, label="worst node")
+            axis.set_title(f"{run.config.rule}, {run.config.attack}")
+            axis.set_xlabel("round")
+            axis.set_ylim(0, 1)
+        axes[0].set_ylabel("test accuracy of each benign node")
+        axes[0].legend(loc="lower right")
+        figure.savefig(path, dpi=150)
+
+
+def varying(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Those settings of `names` that differ between the runs."""
+    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
+
+
+PANELS = ("attack", "byzantine_ratio", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
+PANELS += ("nodes", "learning_rate", "batch_size", "rounds")
+
+
+def draw_all(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """The figures of a results folder; returns their paths."""
+    paths = [folder / "worst_accuracy.png"]
+    worst_accuracy(runs, paths[0], varying(runs, PANELS) or ["attack"])
+    if len(varying(runs, ("rule", "attack"))) == 2:
+        paths.append(folder / "heat_map.png")
+        heat_map(runs, paths[1])
+    return paths
+
+
+def main(argv: Sequence[str]) -> int | None:
+    folder = Path(flags.FLAGS.results)
+    if len(argv) > 1 or not (runs := load_runs(folder)):
+        print(f"error: no finished run in {folder}; give --results=FOLDER of a sweep", file=sys.stderr)
+        return 2
+    print(*draw_all(runs, folder), sep="\n")
+    return None
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("results", "results", "Folder of a sweep.")
+    app.run(main)

@@ -79,8 +79,10 @@ def run_all(configs: Sequence[Config], folder: Path, save_models: bool) -> list[
     left = [c for c in configs if not (folder / c.digest() / "summary.json").exists()]
     if len(left) < len(configs):
         print(f"{len(configs) - len(left)} of {len(configs)} runs are in {folder} already")
-    for config in left:
-        prepare(config)  # every bad setting is found before anything is compiled
+    # Every bad setting is found before anything is compiled.
+    notices = dict.fromkeys(notice for config in left for notice in prepare(config).notices)
+    for notice in notices:
+        print(f"notice: {notice}")
     with tqdm(total=sum(c.rounds for c in left), unit="round", disable=None) as bar:
         for number, config in enumerate(left, 1):
             bar.set_description(f"{number}/{len(left)} {config.rule} {config.attack}")
@@ -100,8 +102,8 @@ def run_all(configs: Sequence[Config], folder: Path, save_models: bool) -> list[
 
 def table(runs: Sequence[results.Run]) -> str:
     """Worst and mean accuracy of every run, next to the settings that differ."""
-    fields = [f.name for f in dataclasses.fields(Config)]
-    varying = [f for f in fields if len({getattr(r.config, f) for r in runs}) > 1 or f == "rule"]
+    fields = [f.name for f in dataclasses.fields(Config) if f.name != "rule"]
+    varying = ["rule", *plot.varying(runs, fields)]
     rows = [[*varying, "worst", "mean", "seconds", ""]]
     for run in runs:
         s = run.summary
@@ -168,11 +170,8 @@ def main(argv: Sequence[str]) -> None:
         print(f"notice: {notice}")
     runs = run_all(configs, folder, values.save_models)
     print(table(runs))
-    panels = [f for f in GRID if f not in ("rule", "seeds", "alpha", "rho", "connection")]
-    panels = [f for f in panels if len({getattr(r.config, f) for r in runs}) > 1] or ["attack"]
-    figure = folder / "worst_accuracy.png"
-    plot.worst_accuracy(runs, figure, panels)
-    print(f"results in {folder}, figure in {figure}")
+    figures = plot.draw_all(runs, folder)
+    print(f"results in {folder}, figures: {', '.join(map(str, figures))}")
 
 
 def run(argv: Sequence[str]) -> int | None:
