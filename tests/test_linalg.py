@@ -61,7 +61,7 @@ def test_the_network_sorts_all_zeros_and_ones(size):
     arrays(
         np.float32,
         st.tuples(st.integers(1, 40), st.just(3)),
-        elements=st.floats(-(2.0**99), 2.0**99, width=32),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False),
     )
 )
 def test_the_network_sorts_anything(values):

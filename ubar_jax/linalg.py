@@ -20,7 +20,7 @@ def drop_bad(inbox: Inbox) -> Inbox:
 
     Their slots are masked off and their rows zeroed: 0 * NaN would poison a weighted sum.
     """
-    good = jnp.isfinite(jnp.sum(jnp.square(inbox.sent), axis=1))
+    good = jnp.isfinite(_squares(inbox.sent))
     sent = jnp.where(good[:, None], inbox.sent, 0)
     mask = inbox.graph.mask & good[inbox.rows]
     return inbox._replace(sent=sent, graph=inbox.graph._replace(mask=mask))
@@ -112,13 +112,14 @@ def ranks(values: Array) -> Array:
 
 def _centre(inbox: Inbox) -> Array:
     """[1, d] mean of the receivers' finite models (outliers among the messages must not move it)."""
-    finite = jnp.isfinite(jnp.sum(jnp.square(inbox.own), axis=1))
+    finite = jnp.isfinite(_squares(inbox.own))
     total = jnp.sum(jnp.where(finite[:, None], inbox.own, 0), axis=0, keepdims=True)
     return total / jnp.maximum(jnp.sum(finite), 1)
 
 
 def _squares(x: Array) -> Array:
-    return jnp.sum(jnp.square(x), axis=1)
+    """[n] squared norms, as products: on the CPU several times faster than a sum over squares."""
+    return jnp.einsum("nd,nd->n", x, x, precision=HIGHEST)
 
 
 # Order statistics per coordinate, over slots that are chosen by receiver, by Batcher's network. Up to

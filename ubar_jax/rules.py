@@ -158,15 +158,15 @@ def krum_order(inbox: Inbox, n_hat: Array) -> Array:
     x_j to the other neighbours. The paper prints "+ 2"; Krum's own definition has - 2.
     """
     left = jnp.sum(inbox.graph.mask, axis=1)
-    terms = jnp.maximum(left - n_hat - 2, 1)
+    terms = jnp.maximum(left - n_hat - 2, 1)[:, None, None]
     nearest = jnp.sort(linalg.slot_distances(inbox), axis=2)
-    return linalg.ranks(_scores(inbox.graph.mask, nearest, jnp.ones_like(nearest, bool), terms))
+    counted = jnp.arange(nearest.shape[2])[None, None] < terms
+    return linalg.ranks(_scores(inbox.graph.mask, nearest, counted))
 
 
-def _scores(free: Array, nearest: Array, counted: Array, terms: Array) -> Array:
-    """[r, K] sum of the first `terms` counted entries; a slot that is not free comes after all."""
-    first = counted & (jnp.cumsum(counted, axis=2) <= terms[:, None, None])
-    scores = jnp.sum(jnp.where(first, nearest, 0), axis=2)
+def _scores(free: Array, nearest: Array, counted: Array) -> Array:
+    """[r, K] sum of the counted entries; a slot that is not free comes after all."""
+    scores = jnp.sum(jnp.where(counted, nearest, 0), axis=2)
     return jnp.where(free, jnp.minimum(scores, linalg.BIG), jnp.inf)
 
 
@@ -181,12 +181,13 @@ def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
     wanted = jnp.sum(inbox.graph.mask, axis=1) - 2 * n_hat
 
     def pick(step, state):
-        free, counted = state
-        terms = jnp.maximum(jnp.sum(free, axis=1) - n_hat - 2, 1)
-        best = jnp.argmin(_scores(free, nearest, counted, terms), axis=1)
+        free, there = state
+        terms = jnp.maximum(jnp.sum(free, axis=1) - n_hat - 2, 1)[:, None, None]
+        counted = there & (jnp.cumsum(there, axis=2) <= terms)
+        best = jnp.argmin(_scores(free, nearest, counted), axis=1)
         best = jnp.where(step < wanted, best, -1)
         free &= jnp.arange(free.shape[1])[None, :] != best[:, None]
-        return free, counted & (order != best[:, None, None])
+        return free, there & (order != best[:, None, None])
 
     start = inbox.graph.mask, jnp.isfinite(nearest)
     free, _ = jax.lax.fori_loop(0, inbox.graph.mask.shape[1], pick, start)
