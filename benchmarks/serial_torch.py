@@ -21,6 +21,16 @@ def ubar(own, messages, count, own_loss, loss):
     return messages[good].mean(0) if len(good) else messages[near[losses.argmin()]]
 
 
+def ubar_distance(own, messages, count, own_loss, loss):
+    return messages[(messages - own).norm(dim=1).argsort(stable=True)[:count]].mean(0)
+
+
+def ubar_loss(own, messages, count, own_loss, loss):
+    losses = torch.stack([loss(message) for message in messages])
+    good = losses <= own_loss
+    return messages[good].mean(0) if good.any() else messages[losses.argmin()]
+
+
 def krum_scores(squares, n_hat):
     """Sums of each row's k - n_hat - 2 (at least one) smallest squared distances to the others."""
     k = len(squares)
@@ -62,11 +72,16 @@ def bridge(own, messages, count, own_loss, loss):
 
 
 def geometric_median(own, messages, count, own_loss, loss, smoothing=1e-2, tolerance=1e-5, steps=200):
-    z = messages.mean(0)
-    floor = smoothing * (messages - z).square().sum(1).mean().sqrt() + 1e-30
-    weights = torch.full_like(messages[:, 0], 1 / len(messages))
+    if len(messages) == 1:
+        return messages[0]
+    distances = torch.cdist(messages, messages)
+    medians = distances.sort(dim=1).values[:, 1 + (len(messages) - 2) // 2]  # after the zero to itself
+    typical = float(medians.min()) + 1e-30
+    weights = 1 / distances[medians.argmin()].clamp(min=typical)
+    weights = weights / weights.sum()
+    z = weights @ messages
     for _ in range(steps):
-        new = 1 / (messages - z).norm(dim=1).maximum(floor)
+        new = 1 / (messages - z).norm(dim=1).clamp(min=smoothing * typical)
         new = new / new.sum()
         moved = (new - weights).abs().max()
         weights = new
@@ -88,7 +103,18 @@ def middle(ordered):
 
 RULES = {
     rule.__name__: rule
-    for rule in (average, ubar, dkrum, multi_krum, dmedian, dbulyan, bridge, geometric_median)
+    for rule in (
+        average,
+        ubar,
+        ubar_distance,
+        ubar_loss,
+        dkrum,
+        multi_krum,
+        dmedian,
+        dbulyan,
+        bridge,
+        geometric_median,
+    )
 }
 
 

@@ -159,16 +159,25 @@ def bridge(node, variant, original, rho, byzantine):
 
 
 def geometric_median(node, smoothing, tolerance, steps):
-    z = node.messages.mean(0)
-    floor = smoothing * math.sqrt(np.mean(np.sum((node.messages - z) ** 2, axis=1))) + 1e-30
-    weights = np.full(len(node.messages), 1 / len(node.messages))
+    x, k = node.messages, len(node.messages)
+
+    def weigh(z, floor):
+        weights = np.array([1 / max(np.linalg.norm(message - z), floor) for message in x])
+        return weights / weights.sum()
+
+    medians = [0.0]
+    if k > 1:
+        medians = [
+            sorted(np.linalg.norm(x[i] - x[j]) for j in range(k) if j != i)[(k - 2) // 2] for i in range(k)
+        ]
+    typical = (min(medians) if k > 1 else 1.0) + 1e-30
+    weights = weigh(x[int(np.argmin(medians))], typical)
+    z = weights @ x
     for _ in range(steps):
-        distances = [max(np.linalg.norm(message - z), floor) for message in node.messages]
-        new = np.array([1 / distance for distance in distances])
-        new = new / new.sum()
+        new = weigh(z, smoothing * typical)
         moved = np.abs(new - weights).max()
         weights = new
-        z = sum(w * message for w, message in zip(weights, node.messages, strict=True))
+        z = weights @ x
         if moved <= tolerance:
             break
     return z, None

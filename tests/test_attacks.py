@@ -154,14 +154,30 @@ def test_label_flip_trains_on_flipped_labels():
 
 
 def test_tailored_messages_reach_their_receivers(tmp_path):
-    """Under average with alpha 0 and no training a node becomes what it hears: check it by hand."""
-    config = path_config(tmp_path, 4, attack="isolation", alpha=0.0, seed=1, rounds=2, learning_rate=0.5)
-    result = simulate(config)
-    assert result.diverged is None and np.isfinite(np.asarray(ravel(result.state.params)[0])).all()
-    plain = simulate(dataclasses.replace(config, attack="gaussian"))
-    ours, theirs = (np.asarray(ravel(r.state.params)[0]) for r in (result, plain))
-    np.testing.assert_allclose(ours[:2], theirs[:2], rtol=1e-5)  # far from the attacker: untouched
-    assert not np.allclose(ours[3], theirs[3])
+    """On the path 0-1-2-3-attacker isolation tells node 3 (x_3 - (x_2 + x_3) / 3) / (1/3) = 2 x_3 - x_2.
+
+    Where mimic tells it x_3 all else is equal, so after the mean with x_2 they differ by (x_3 - x_2) / 2.
+    """
+
+    def models(attack, rounds):
+        config = path_config(tmp_path, 4, attack=attack, alpha=0.0, rounds=rounds, learning_rate=0.5)
+        return np.asarray(ravel(simulate(config).state.params)[0])
+
+    before = models("isolation", 1)
+    np.testing.assert_allclose(before, models("mimic(node=3)", 1), rtol=1e-5, atol=1e-6)
+    isolated, mimicked = models("isolation", 2), models("mimic(node=3)", 2)
+    np.testing.assert_allclose(isolated[:3], mimicked[:3], rtol=1e-5, atol=1e-6)  # out of its reach
+    moved = (before[3] - before[2]) / 2
+    assert np.abs(moved).max() > 1e-3
+    np.testing.assert_allclose(isolated[3] - mimicked[3], moved, rtol=1e-3, atol=1e-6)
+
+
+def test_mhamdi_by_the_deployed_rule_needs_one_that_selects():
+    config = Config(attack="mhamdi(surrogate=deployed)", byzantine_ratio=0.3)
+    for rule in ("dmedian", "bridge", "geometric_median"):
+        with pytest.raises(ConfigError, match="use surrogate=krum"):
+            prepare(dataclasses.replace(config, rule=rule))
+    prepare(dataclasses.replace(config, rule="bridge(variant=K)"))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +192,7 @@ def test_tailored_messages_reach_their_receivers(tmp_path):
         ("mimic(node=10)", "only the benign nodes 0 to 9"),
         ("sleeper(gausian)", r"did you mean 'gaussian'\?"),
         ("sleeper(dissensus)", "it must broadcast"),
+        ("sleeper(theorem1(target=10))", "only the benign nodes 0 to 9"),
     ],
 )
 def test_bad_arguments_are_refused(spec, message):

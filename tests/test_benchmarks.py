@@ -39,7 +39,7 @@ def test_torch_rule_equals_its_reference(name):
 
 def test_the_benchmark_compares_the_same_computation():
     """A whole aggregation of a small network with real losses, ours and the loop's, agree."""
-    scene = bench.make_scene("mlp", (28, 28, 1), nodes=8, batch=16)
+    scene = bench.make_scene("mlp", (28, 28, 1), benign=8, batch=16)
     for name in serial.RULES:
         ours, torchs = bench.contenders(scene, name, serial)
         np.testing.assert_allclose(np.asarray(ours()), torch.stack(torchs()).numpy(), rtol=1e-4, atol=1e-5)

@@ -19,16 +19,34 @@ def test_digits_are_real_and_whole():
     [("mnist", (60000, 10000), (28, 28, 1)), ("cifar10", (50000, 10000), (32, 32, 3))],
 )
 def test_prepared_tfds_sets_are_read(name, sizes, shape, tfds_dir):
-    found = data.load(name)
+    found = data.load(name)  # through the user's cache folder
     assert (len(found.train_x), len(found.test_x)) == sizes
     assert found.train_x.shape[1:] == shape and found.train_x.dtype == np.uint8
     assert found.classes == 10 and np.bincount(found.test_y).min() >= 800
 
 
-@pytest.mark.parametrize("name", ["mnist", "no_such_set", "imagenet_resized/8x8"])
+def test_the_cached_arrays_are_what_tfds_reads(tfds_dir, tmp_path, monkeypatch):
+    """A first read into an empty cache folder, a second from it, and the newest way round tfds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = data.from_tfds("mnist"), data.from_tfds("mnist")
+    assert len(list((tmp_path / "ubar_jax" / "data").iterdir())) == 1
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_channel_statistics_are_mean_and_deviation():
+    x = np.random.default_rng(0).integers(0, 256, (50, 6, 7, 3), np.uint8)
+    mean, std = data.channel_statistics(x)
+    np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(std, x.std((0, 1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist", "no_such_set", "imagenet_resized/8x8", "imagenet_v2/matched-frequency"]
+)
 def test_a_set_that_is_not_there_is_refused_at_once(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    data.load.cache_clear()
+    data._load.cache_clear()
     begun = time.perf_counter()
     with pytest.raises(ConfigError) as error:
         data.load(name)

@@ -35,16 +35,20 @@ def test_contract(spec):
     check_rule(spec, getattr(reference, rule.part.name), relabel=not str(rule).startswith(TIES))
 
 
-@pytest.mark.parametrize("name", rules.parts)
-def test_equal_to_the_reference_on_200_random_graphs(name):
-    rule = rules.parse(name)
+MANY = [*rules.parts, "bridge(byzantine=oracle)", "dbulyan(byzantine=0.1)", "ubar(rho=oracle)"]
+MANY += [f"bridge({v}, {o}, byzantine=0.2)" for v in "TMKB" for o in (True, False)]
+
+
+@pytest.mark.parametrize("spec", MANY)
+def test_equal_to_the_reference_on_200_random_graphs(spec):
+    rule = rules.parse(spec)
     run, traces = make_runner(rule)
     for seed in range(1000, 1200):
         case = random_case(seed, least=1 + seed % 3, d=5)
         if seed % 4 == 0:  # the attackers all send the same vector
             case.sent[case.benign :] = case.sent[case.benign]
         mixed, _ = run(case, counts_of(rule, case)[2])
-        expected, _ = by_reference(rule, getattr(reference, name), case)
+        expected, _ = by_reference(rule, getattr(reference, rule.part.name), case)
         np.testing.assert_allclose(mixed, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")
     assert len(traces) == 1
 
@@ -146,10 +150,27 @@ def test_the_clip_is_reported_once_with_the_number_of_nodes():
     config = Config(rule="dbulyan", nodes=10, connection=0.4)
     experiment = prepare(config)
     degrees = np.array([d for _, d in sorted(experiment.network.degree())])
-    concerned = (-(-degrees // 4) > np.maximum((degrees - 3) // 4, 0)).sum()
+    concerned = (-(-degrees // 4) > (degrees - 3) // 4).sum()
     (notice,) = experiment.notices
-    assert f"defined for at {concerned} of 10 benign nodes" in notice and concerned > 0
+    assert f"needs more neighbours than {concerned} of 10 benign nodes have" in notice and concerned > 0
     assert not prepare(Config(rule="dmedian")).notices
+    assert prepare(Config(rule="dkrum(byzantine=0.0)", topology="ring")).notices
+    assert prepare(Config(rule="multi_krum(m=50, byzantine=0.0)")).notices
+
+
+def test_one_outlier_cannot_carry_the_geometric_median_away():
+    rng = np.random.default_rng(0)
+    case = random_case(0, d=13)
+    slots, mask = np.zeros_like(case.graph.neighbours), np.zeros_like(case.graph.mask)
+    slots[:, :10], mask[:, :10] = np.arange(10), True  # nine honest, one attacker
+    case = case._replace(graph=Graph(slots, mask))
+    case.sent[:9] = rng.normal(size=(9, 13))
+    rule = rules.parse("geometric_median")
+    run, _ = make_runner(rule)
+    for far in (1e2, 1e4, 1e6, 1e12, 1e18):
+        case.sent[9] = far
+        mixed, _ = run(case, counts_of(rule, case)[2])
+        assert np.linalg.norm(mixed - case.sent[:9].mean(0), axis=1).max() < 1.5, far
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,25 @@ import numpy as np
 import pytest
 
 from ubar_jax import Config, ConfigError, simulate
+from ubar_jax.models import Head, models
 from ubar_jax.simulate import compiled, initial_state, prepare
 
 BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, eval_every=2)
 
 
 def test_one_compilation_serves_seeds_rates_and_strengths():
-    program = prepare(BASE).program
+    """Where the padded sizes are equal, that is: on a complete graph they always are."""
+    base = dataclasses.replace(BASE, topology="complete")
+    program = prepare(base).program
     compiled.cache_clear()
-    for change in ({"seed": 0}, {"learning_rate": 0.1}, {"attack": "gaussian(std=3)"}, {"alpha": 0.7}):
-        config = dataclasses.replace(BASE, **change)
+    for change in (
+        {"seed": 5},
+        {"learning_rate": 0.1},
+        {"attack": "gaussian(std=3)"},
+        {"alpha": 0.7},
+        {"rho": 0.38},
+    ):
+        config = dataclasses.replace(base, **change)
         assert prepare(config).program == program
         simulate(config)
     assert compiled.cache_info().currsize == 1
@@ -139,11 +148,35 @@ def test_optimizers_change_the_steps(optimizer):
         ({"rounds": 0}, "rounds is an integer >= 1"),
         ({"seed": -1}, "seed is an integer in"),
         ({"learning_rate": float("nan")}, "learning_rate is a number >= 0"),
+        ({"learning_rate": float("inf")}, "learning_rate is a number >= 0"),
+        ({"model": "test_models:Users(foo=3)"}, "cannot be made"),
+        ({"topology": "file(path=nets/a.txt)"}, "quote a value"),
+        ({"topology": "small_world(degree=5)"}, "must be even"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_compiled(change, message):
     with pytest.raises(ConfigError, match=message):
         prepare(dataclasses.replace(BASE, **change))
+
+
+def test_numpy_numbers_are_numbers():
+    plain = dataclasses.replace(BASE, rho=0.3, nodes=12)
+    numpys = dataclasses.replace(BASE, rho=np.float64(0.3), nodes=np.int64(12))
+    assert prepare(numpys).config == prepare(plain).config
+
+
+def test_a_model_registered_anew_is_compiled_anew():
+    def register(hidden):
+        models.register(lambda classes: Head((hidden, classes)), name="again")
+
+    register(5)
+    first = prepare(dataclasses.replace(BASE, model="again")).program
+    register(6)
+    second = prepare(dataclasses.replace(BASE, model="again")).program
+    del models.parts["again"]
+    assert first != second
+    with pytest.raises(ConfigError, match="'mlp' is built in"):
+        models.register(lambda classes: Head((5, classes)), name="mlp")
 
 
 def test_arguments_inside_a_spec_win_over_the_setting():

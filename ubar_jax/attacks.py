@@ -21,7 +21,7 @@ import networkx as nx
 from jax import Array, lax
 
 from ubar_jax import linalg
-from ubar_jax.registry import Choice, ConfigError, Number, Registry
+from ubar_jax.registry import Choice, ConfigError, Number, Registry, Spec
 from ubar_jax.types import View
 from ubar_jax.unnoticed import (
     Quadratics,
@@ -145,7 +145,17 @@ def ipm_optimised(key: Array, view: View) -> Array:
     return most_damaging(view, seen, -(seen.centre + seen.mean))
 
 
-@attacks.register
+def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str):
+    selects = rule.part.traits["selects"]
+    if surrogate == "deployed" and not selects(**rule.of(selects)):
+        raise ConfigError(
+            f"mhamdi(surrogate=deployed) asks whether {rule} selects its message, but that rule mixes all "
+            "messages per coordinate; use surrogate=krum"
+        )
+    return {}, []
+
+
+@attacks.register(setup=_check_surrogate)
 def mhamdi(
     key: Array,
     view: View,
@@ -189,10 +199,7 @@ def _deployed_chooses(view: View, seen: Seen, direction: Array):
     def one(attacker, mean, direction, gamma):
         vector = (seen.centre[0] + mean + gamma * direction)[None]
         everyone = jnp.concatenate([honest, jnp.repeat(vector, view.byzantine, axis=0)])
-        _, info = view.deployed(everyone)
-        if "selected" not in info:
-            raise ConfigError("mhamdi(surrogate=deployed) needs a rule that selects neighbours; use krum")
-        selected = info["selected"][: view.benign]
+        selected = view.deployed(everyone)[1]["selected"][: view.benign]
         heard = mask & (ids == view.benign + attacker)
         return 2 * jnp.sum(heard & selected) > jnp.sum(heard)
 
@@ -315,7 +322,7 @@ def fang_trimmed(key: Array, view: View) -> Array:
     return jnp.where(moves > 0, below, above)
 
 
-def _check_node(network: nx.Graph, benign: int, byzantine: int, rounds: int, node: int):
+def _check_node(network: nx.Graph, benign: int, byzantine: int, rounds: int, rule: Spec, node: int):
     if node >= benign:
         raise ConfigError(f"mimic(node={node}): there are only the benign nodes 0 to {benign - 1}")
     return {}, []
@@ -376,17 +383,15 @@ def isolation(key: Array, view: View) -> Array:
     return (own - _weighted_honest(view, weights) - itself * own) / jnp.maximum(byzantine, 1e-30)
 
 
-def _sleeper_setup(network, benign, byzantine, rounds, attack: str, start: int):
+def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start: int):
     inner = attacks.parse(attack)
     if inner.part.traits["tailored"] or inner.part.traits["poison"]:
         raise ConfigError(
             f"sleeper cannot wake up as {inner.part.name!r}: it must broadcast one vector a node"
         )
     numbers, notices = {}, []
-    if inner.part.traits["setup"]:
-        numbers, notices = inner.part.traits["setup"](
-            network, benign, byzantine, rounds, **dict(inner.arguments)
-        )
+    if setup := inner.part.traits["setup"]:
+        numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))
     if start >= rounds:
         notices = [*notices, f"sleeper(start={start}) never wakes: the run ends after {rounds} rounds"]
     return numbers, notices
@@ -401,7 +406,7 @@ def sleeper(
     return jnp.where(view.t >= start, awake, view.own[view.benign :])
 
 
-def _theorem1_setup(network, benign, byzantine, rounds, target: int):
+def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int):
     if target >= benign:
         raise ConfigError(f"theorem1(target={target}): there are only the benign nodes 0 to {benign - 1}")
     if not nx.has_path(network, benign, target):

@@ -1,6 +1,7 @@
 """Models: flax modules and the pure functions of one node's parameters that they give."""
 
 import importlib
+import inspect
 
 import flax.linen as nn
 import jax
@@ -138,7 +139,9 @@ def _users_module(spec: str, classes: int) -> nn.Module:
         raise ConfigError(
             f"model {spec!r}: {error}; write package.module:Class of an importable flax module"
         ) from error
+    if "classes" in inspect.signature(made).parameters:
+        keywords = {"classes": classes} | keywords
     try:
-        return made(*positional, **{"classes": classes} | keywords)
-    except TypeError:
         return made(*positional, **keywords)
+    except TypeError as error:
+        raise ConfigError(f"model {spec!r} cannot be made: {error}") from error

@@ -3,6 +3,8 @@
 import ast
 import difflib
 import inspect
+import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,15 +39,18 @@ class Number:
     def accepts(self, value: Any) -> bool:
         if any(value is word or (isinstance(word, str) and value == word) for word in self.words):
             return True
-        if isinstance(value, bool) or not isinstance(value, int if self.integer else (int, float)):
+        kind = numbers.Integral if self.integer else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return above and below
 
     def clean(self, value: Any) -> Any:
-        """An int given for a real number becomes a float, so that 1 and 1.0 are one setting."""
-        return float(value) if type(value) is int and not self.integer else value
+        """Plain int or float: 1, 1.0 and NumPy's 1.0 are one setting."""
+        if not isinstance(value, numbers.Real):
+            return value
+        return int(value) if self.integer else float(value)
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Registry:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def register(self, function: Callable | None = None, *, name: str | None = None, **traits: Any):
-        """Decorator: `@rules.register` or `@rules.register(alpha=0.0)`."""
+        """Decorator: `@rules.register` or `@rules.register(defends=False)`."""
         if function is None:
             return lambda f: self.register(f, name=name, **traits)
         if unknown := set(traits) - set(self.traits):
@@ -139,6 +144,9 @@ class Registry:
                     if isinstance(p.annotation, Number | Choice)
                 }
         name = name or function.__name__
+        known = self.parts[name].function.__module__ if name in self.parts else ""
+        if known.startswith("ubar_jax.") and known != function.__module__:
+            raise ConfigError(f"{self.kind} {name!r} is built in; register yours under another name")
         self.parts[name] = Part(name, function, parameters, traits)
         return function
 
@@ -196,7 +204,10 @@ class Registry:
 
 def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str, Any]]:
     """'f(1, a=x)' -> ('f', [1], {'a': 'x'}). Bare words are strings; a nested call stays a spec."""
-    hint = f"{kind} {text!r} is malformed; write a name or name(argument=value, ...)"
+    hint = (
+        f"{kind} {text!r} is malformed; write a name or name(argument=value, ...), and quote a value that is "
+        "neither a number nor a word, such as path='nets/a.txt'"
+    )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:

@@ -1,7 +1,8 @@
 """Results on disk: one folder a sweep, in it one folder a run, named by the run's digest.
 
 A run's folder appears whole or not at all: `config.json` (canonical), `curves.npz` (see `Result`),
-`summary.json` (final numbers, divergence, seconds, versions, device), and `models.npz` on request.
+`summary.json` (final numbers, divergence, seconds, versions, device), and on request `models.npz`, the
+leaves of the final `RoundState` by their path.
 """
 
 import dataclasses
@@ -55,7 +56,8 @@ def save(folder: Path, result: Result, models: bool = False) -> Path:
         np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
         _write_json(part / "summary.json", summarise(result))
         if models:
-            leaves, _ = jax.tree_util.tree_flatten_with_path(result.state.params)
+            state = result.state._replace(key=jax.random.key_data(result.state.key))
+            leaves, _ = jax.tree_util.tree_flatten_with_path(state)
             named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
             np.savez(part / "models.npz", **named)
         if final.exists():
@@ -85,7 +87,7 @@ def summarise(result: Result) -> dict[str, Any]:
 
 def load_runs(folder: str | Path) -> list[Run]:
     """Every whole run of a results folder, in the order of their digests."""
-    return [load_run(path.parent) for path in sorted(Path(folder).glob("*/summary.json"))]
+    return [load_run(path.parent) for path in sorted(Path(folder).glob("[!.]*/summary.json"))]
 
 
 def load_run(folder: Path) -> Run:

@@ -5,7 +5,8 @@ degrees, run once on the host in exact arithmetic, whose per-node result is `inb
 arguments are the rule's. `limit` is the largest count that the rule is defined for with so many
 neighbours; larger ones are clipped, and the user is told. Further traits: `alpha`, the rule's own
 weight of x_i in the update, from the degrees; `pairs`, how many messages a node evaluates on its
-batch, from (degree, count); `defends`, whether bad messages are dropped before the rule sees them.
+batch, from (degree, count); `defends`, whether bad messages are dropped before the rule sees them;
+`selects`, whether it accepts or refuses whole messages.
 
 `info["selected"]` [r, K] says which slots were accepted, `info["candidates"]` which ones stage 1
 kept; coordinate-wise rules have neither.
@@ -21,7 +22,7 @@ from jax import Array
 
 from ubar_jax import linalg
 from ubar_jax.registry import Choice, Number, Registry, Spec
-from ubar_jax.types import Inbox
+from ubar_jax.types import Graph, Inbox
 
 rules = Registry(
     "rule",
@@ -30,6 +31,7 @@ rules = Registry(
         "count": None,
         "limit": None,
         "alpha": lambda degree: 0.5,
+        "selects": lambda: True,
         "pairs": lambda degree, count: degree,
         "defends": True,
     },
@@ -80,6 +82,15 @@ def bulyan_limit(values):
 def trim_limit(values):
     """The largest n_hat that leaves a value after trimming both ends: 2 n_hat + 1 <= values."""
     return (values - 1) // 2
+
+
+def count_neighbours(rule: Spec, graph: Graph, receivers: int, benign: int) -> tuple[np.ndarray, ...]:
+    """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count), on the host."""
+    ids, mask = (np.asarray(a)[:receivers] for a in graph)
+    degree, byzantine = mask.sum(1), (mask & (ids >= benign)).sum(1)
+    counting = rule.part.traits["count"]
+    count = np.zeros_like(degree) if counting is None else counting(degree, byzantine, **rule.of(counting))
+    return degree, byzantine, count.astype(np.int32)
 
 
 def aggregate(rule: Spec, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
@@ -201,7 +212,12 @@ def dkrum(inbox: Inbox):
     return linalg.mean(inbox, best), {"selected": best}
 
 
-@rules.register(count=tolerated(1 / 2), limit=krum_limit)
+def multi_krum_limit(values, m):
+    """Krum's limit; no number is defined where there are fewer than m neighbours."""
+    return krum_limit(values) if m == "auto" else np.where(m > values, -1, krum_limit(values))
+
+
+@rules.register(count=tolerated(1 / 2), limit=multi_krum_limit)
 def multi_krum(inbox: Inbox, m: Number(1, integer=True, words=("auto",)) = "auto"):
     """Multi-Krum: the mean of the m neighbours of best Krum score; auto is |N_i| - n_hat."""
     n_hat = clipped(inbox, krum_limit)
@@ -210,7 +226,7 @@ def multi_krum(inbox: Inbox, m: Number(1, integer=True, words=("auto",)) = "auto
     return linalg.mean(inbox, best), {"selected": best}
 
 
-@rules.register
+@rules.register(selects=lambda: False)
 def dmedian(inbox: Inbox):
     """Dmedian: coordinate-wise median of the neighbours."""
     return linalg.coordinate_median(inbox, inbox.graph.mask), {}
@@ -242,7 +258,10 @@ def bridge_limit(values, variant: str, original: bool):
 
 
 @rules.register(
-    count=bridge_tolerated, limit=bridge_limit, alpha=lambda degree, original: 0.0 if original else 0.5
+    count=bridge_tolerated,
+    limit=bridge_limit,
+    alpha=lambda degree, original: 0.0 if original else 0.5,
+    selects=lambda variant: variant in "KB",
 )
 def bridge(inbox: Inbox, variant: VARIANT = "T", original: Choice((False, True)) = False):
     """BRIDGE-T(rimmed mean), -M(edian), -K(rum), -B(ulyan-like): recursive Krum, then trimmed mean.
@@ -268,7 +287,7 @@ def bridge(inbox: Inbox, variant: VARIANT = "T", original: Choice((False, True))
     return linalg.trimmed_mean(inbox, picked, n_hat), {"selected": picked[:, :slots]}
 
 
-@rules.register
+@rules.register(selects=lambda: False)
 def geometric_median(
     inbox: Inbox,
     smoothing: Number(0, open_low=True) = 1e-2,
@@ -277,32 +296,56 @@ def geometric_median(
 ):
     """Geometric median by smoothed Weiszfeld steps, until no weight moves by more than tolerance.
 
-    Distances below smoothing times the root mean squared one count as that. The estimate is always a
-    weighted mean, z = sum w_k x_k, so that |z - x_j|^2 follows from the inner products of the
-    messages: no step touches a model, only the last mean does.
+    Distances below smoothing times a typical one count as that; typical is the smallest of the messages'
+    median distances to the others, which a minority cannot move. The first weights are those of a step from
+    the message that has it: from the mean, an outlier at 1e12 is a long way back. The estimate is always a
+    weighted mean, z = sum w_k x_k, so that |z - x_j|^2 follows from the inner products of the messages: no
+    step touches a model, only the last mean does. Messages whose distances would overflow have no weight.
     """
-    mask = inbox.graph.mask
-    grams = jnp.where(mask[:, :, None] & mask[:, None, :], linalg.slot_grams(inbox), 0)
+    grams = linalg.slot_grams(inbox)
     norms = jnp.diagonal(grams, axis1=1, axis2=2)
-    uniform = mask / jnp.maximum(jnp.sum(mask, axis=1), 1)[:, None]
+    mask = inbox.graph.mask & (norms < 1e30)
+    pairs = mask[:, :, None] & mask[:, None, :]
+    grams, norms = jnp.where(pairs, grams, 0), jnp.where(mask, norms, 0)
+    left = jnp.sum(mask, axis=1)
+
+    between = jnp.maximum(norms[:, :, None] + norms[:, None, :] - 2 * grams, 0)
 
     def squares(weights):
-        product = jnp.einsum("rkl,rl->rk", grams, weights, precision=linalg.HIGHEST)
-        total = jnp.sum(weights * product, axis=1)
-        return jnp.maximum(norms - 2 * product + total[:, None], 0)
+        """[r, K] |z - x_k|^2, from inner products or from distances, whichever cancels less.
 
-    floor = smoothing * jnp.sqrt(jnp.sum(uniform * squares(uniform), axis=1)) + 1e-30
+        Distances are exact where z is close to a message, inner products where there are outliers.
+        """
+        product, apart = (
+            jnp.einsum("rkl,rl->rk", matrix, weights, precision=linalg.HIGHEST) for matrix in (grams, between)
+        )
+        total, spread = (jnp.sum(weights * by, axis=1, keepdims=True) for by in (product, apart))
+        by_products, by_distances = norms - 2 * product + total, apart - spread / 2
+        better = apart + spread / 2 < norms + 2 * jnp.abs(product) + jnp.abs(total)
+        return jnp.maximum(jnp.where(better, by_distances, by_products), 0)
+
+    others = pairs & ~jnp.eye(mask.shape[1], dtype=bool)[None]
+    ordered = jnp.sort(jnp.where(others, between, linalg.BIG), axis=2)
+    middle = jnp.maximum(left - 2, 0)[:, None, None] // 2
+    medians = jnp.take_along_axis(ordered, middle, axis=2)[:, :, 0]
+    medians = jnp.where(mask, medians, linalg.BIG)
+    typical = jnp.where(left > 1, jnp.sqrt(jnp.min(medians, axis=1)), 1)[:, None] + 1e-30
+
+    def inverse(squares, floor):
+        weights = mask / jnp.maximum(jnp.sqrt(squares), floor)
+        return weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1e-30)
 
     def step(state):
         count, weights, moved = state
-        new = mask / jnp.maximum(jnp.sqrt(squares(weights)), floor[:, None])
-        new = new / jnp.maximum(jnp.sum(new, axis=1), 1e-30)[:, None]
+        new = inverse(squares(weights), smoothing * typical)
         new = jnp.where((moved > tolerance)[:, None], new, weights)
         return count + 1, new, jnp.max(jnp.abs(new - weights), axis=1)
 
     def go_on(state):
         return (state[0] < steps) & jnp.any(state[2] > tolerance)
 
-    start = (0, uniform, jnp.full(len(mask), jnp.inf))
-    _, weights, _ = jax.lax.while_loop(go_on, step, start)
-    return linalg.weighted_mean(inbox, weights), {}
+    medoid = jnp.argmin(medians, axis=1)[:, None, None]
+    start = inverse(jnp.take_along_axis(between, medoid, axis=1)[:, 0], typical)
+    state = (0, start, jnp.full(len(mask), jnp.inf))
+    _, weights, _ = jax.lax.while_loop(go_on, step, state)
+    return jnp.where((left > 0)[:, None], linalg.weighted_mean(inbox, weights), inbox.own), {}

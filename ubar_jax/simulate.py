@@ -16,10 +16,10 @@ from ubar_jax import data as data_module
 from ubar_jax import metrics, topology
 from ubar_jax.attacks import attacks
 from ubar_jax.config import Config, canonical
-from ubar_jax.models import make_task
+from ubar_jax.models import make_task, models
 from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.round import batches, make_round
-from ubar_jax.rules import rules
+from ubar_jax.rules import count_neighbours, rules
 from ubar_jax.schedules import optimizers, schedules
 from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState
 
@@ -29,6 +29,7 @@ class Program:
     """All that decides the compiled code. Runs of equal programs and shapes share it."""
 
     model: str
+    make_model: Callable | None  # of a registered model: registered anew, it is compiled anew
     shape: tuple[int, ...]
     classes: int
     rule: Spec
@@ -68,7 +69,7 @@ class Result(NamedTuple):
     accepted: np.ndarray  # [n_b, n] how many rounds the receiver accepted the sender
     diverged: tuple[int, int] | None  # first (round, node) whose model is not finite
     state: RoundState
-    seconds: dict[str, float]  # setup, compile (first calls), rounds, evaluation
+    seconds: dict[str, float]  # setup, rounds, evaluation; a first call includes its compilation
 
 
 def prepare(config: Config) -> Experiment:
@@ -86,25 +87,20 @@ def prepare(config: Config) -> Experiment:
     if (share := shards.shape[1] if share else 0) < config.batch_size:
         raise ConfigError(
             f"batch_size={config.batch_size} is larger than a node's share: {config.dataset} has "
-            f"{len(dataset.train_y)} training examples, {share} for each of {n} nodes; take a "
-            f"batch_size of at most {share}, or fewer nodes"
+            f"{len(dataset.train_y)} training examples, {share} for each of {n} nodes; take "
+            + (f"a batch_size of at most {share}, or fewer nodes" if share else "fewer nodes")
         )
     graph = topology.to_arrays(network)
     rule, attack = rules.parse(config.rule), attacks.parse(config.attack)
     trained = n if attack.part.traits["trains"] else benign
-    mask = graph.mask[:trained]
-    degree = mask.sum(1)
-    known = (mask & (graph.neighbours[:trained] >= benign)).sum(1)
+    degree, _, count = count_neighbours(rule, graph, trained, benign)
     traits = rule.part.traits
-    count = np.zeros(trained, np.int32)
-    if traits["count"] is not None:
-        count = traits["count"](degree, known, **rule.of(traits["count"]))
     if traits["limit"] is not None:
-        limit = np.maximum(traits["limit"](degree, **rule.of(traits["limit"])), 0)
+        limit = traits["limit"](degree, **rule.of(traits["limit"]))
         if concerned := int((count > limit)[:benign].sum()):
             notices.append(
-                f"{rule} assumes more Byzantine neighbours than it is defined for at {concerned} of "
-                f"{benign} benign nodes; the largest defined number is used there"
+                f"{rule} needs more neighbours than {concerned} of {benign} benign nodes have; there the "
+                "largest number of Byzantine neighbours that it is defined for is assumed, or none"
             )
     alpha = config.alpha
     if alpha is None:
@@ -113,13 +109,14 @@ def prepare(config: Config) -> Experiment:
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
     words = tuple((k, v) for k, v in attack.arguments if k not in strengths)
     if byzantine and (setup := attack.part.traits["setup"]):
-        numbers, said = setup(network, benign, byzantine, config.rounds, **attack.of(setup))
+        numbers, said = setup(network, benign, byzantine, config.rounds, rule, **attack.of(setup))
         strengths |= numbers
         notices += said
     rounds_per_epoch = share // config.batch_size
     chunk = min(config.eval_every, config.rounds)
     program = Program(
         model=config.model,
+        make_model=None if ":" in config.model else models.parse(config.model).part.function,
         shape=dataset.train_x.shape[1:],
         classes=dataset.classes,
         rule=rule,
@@ -141,8 +138,8 @@ def prepare(config: Config) -> Experiment:
         rounds_per_epoch=np.int32(rounds_per_epoch),
         attack={k: np.float32(v) for k, v in strengths.items()},
     )
-    mean, std = data_module.channel_statistics(config.dataset)
-    data = Data(dataset.train_x, dataset.train_y, shards.astype(np.int32), mean, std)
+    shards = shards.astype(np.int32)
+    data = Data(dataset.train_x, dataset.train_y, shards, *data_module.channel_statistics(dataset.train_x))
     return Experiment(config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ubar_jax import topology
 from ubar_jax.attacks import attacks
 from ubar_jax.registry import Spec
-from ubar_jax.rules import aggregate, rules
+from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.types import Graph, Inbox, View
 
 SLOTS = 16  # all cases have the same padded shapes, so that a contract compiles a rule once
@@ -75,13 +75,7 @@ def random_case(
 
 def counts_of(rule: Spec, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """([r] degree, [r] true Byzantine neighbours, [r] the rule's count) of a case."""
-    mask, ids = (a[: len(case.own)] for a in (case.graph.mask, case.graph.neighbours))
-    degree, byzantine = mask.sum(1), (mask & (ids >= case.benign)).sum(1)
-    counting = rule.part.traits["count"]
-    count = np.zeros_like(degree)
-    if counting is not None:
-        count = counting(degree, byzantine, **rule.of(counting))
-    return degree, byzantine, count.astype(np.int32)
+    return count_neighbours(rule, case.graph, len(case.own), case.benign)
 
 
 def _quadratic(x, target):
@@ -189,6 +183,9 @@ def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, r
             assert np.isfinite(mixed).all(), f"{spec}: a bad message got into an honest model"
             if reference is not None:
                 _compare(rule, reference, poisoned, mixed, info, close)
+            bad[case.benign :] = 0.9 * np.sqrt(np.finfo(np.float32).max / bad.shape[1])
+            mixed, _ = run(case._replace(sent=bad), count)
+            assert np.isfinite(mixed).all(), f"{spec}: overflows under a message that just does not"
     if relabel:
         case = random_case(graphs, least=7)
         _check_relabelling(rule, case, run, close)
@@ -288,7 +285,7 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
                 (i, int(j)) for i, (ids, real) in enumerate(zip(*scene.graph, strict=True)) for j in ids[real]
             )
             setup = traits["setup"]
-            numbers |= setup(network, benign, byzantine, 1000, **attack.of(setup))[0]
+            numbers |= setup(network, benign, byzantine, 1000, deployed, **attack.of(setup))[0]
         traced = {k: jnp.float32(v) for k, v in numbers.items()}
         key = jax.random.key(seed)
         first, again = (np.asarray(jitted(key, scene, traced)) for _ in range(2))

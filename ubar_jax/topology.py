@@ -99,6 +99,8 @@ def small_world(
     """Watts-Strogatz: a ring lattice with a share of its links rewired at random."""
     if degree >= n:
         raise ConfigError(f"small_world(degree={degree}) needs more than {degree} nodes, not {n}")
+    if degree % 2:
+        raise ConfigError(f"small_world(degree={degree}) must be even: half to either side of the ring")
     return _until_connected(
         lambda draw: nx.watts_strogatz_graph(n, degree, rewire, seed=_stream(seed, 0, draw)),
         f"small_world(degree={degree}, rewire={rewire:g}) of {n} nodes",

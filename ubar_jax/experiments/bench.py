@@ -28,7 +28,7 @@ from ubar_jax import linalg, nn, results, topology
 from ubar_jax.attacks import attacks
 from ubar_jax.experiments.plot import COLOURS, DASHES, MARKERS, STYLE
 from ubar_jax.models import make_task
-from ubar_jax.rules import aggregate, rules
+from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.types import Graph, Inbox, View
 
 MODELS = {"mlp": (28, 28, 1), "cnn": (32, 32, 3)}
@@ -105,12 +105,8 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
     `arrays` are (own, graph, batch, own_loss) of the scene, to be passed through jit.
     """
     rule = rules.parse(name)
-    traits = rule.part.traits
-    mask, ids = (np.asarray(a)[:benign] for a in (scene.graph.mask, scene.graph.neighbours))
-    degree, count = mask.sum(1), np.zeros(benign, np.int32)
-    if traits["count"] is not None:
-        count = traits["count"](degree, (mask & (ids >= benign)).sum(1), **rule.of(traits["count"]))
-    pairs = topology.round_up(int(np.sum(traits["pairs"](degree, count))))
+    degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
+    pairs = topology.round_up(int(np.sum(rule.part.traits["pairs"](degree, count))))
 
     def mix(arrays, count, sent):
         own, graph, batch, own_loss = arrays
@@ -191,15 +187,17 @@ def attack_costs(repeats: int) -> dict[str, Any]:
     for name in attacks.parts:
         attack = attacks.parse(name)
         setup = attack.part.traits["setup"]
-        numbers = setup(network, NODES, NODES, 1000, **attack.of(setup))[0] if setup else {}
+        numbers = (
+            setup(network, NODES, NODES, 1000, rules.parse("ubar"), **attack.of(setup))[0] if setup else {}
+        )
 
-        def send(arrays, count, numbers, attack=attack):
+        def send(key, arrays, count, numbers, attack=attack):
             own, graph, *_ = arrays
             now = jnp.asarray(1000, jnp.int32)
             view = View(own, -own, graph, NODES, NODES, now, lambda sent: mix(arrays, count, sent))
             return attack(key, view, **numbers)
 
-        (rows[name],) = cpu_seconds([timed(send, scene[:4], count, numbers)], repeats)
+        (rows[name],) = cpu_seconds([timed(send, key, scene[:4], count, numbers)], repeats)
     for name, seconds in rows.items():
         print(f"{name:22}{seconds:10.4f}")
     return {"deployed": "ubar", "seconds": rows}

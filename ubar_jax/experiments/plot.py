@@ -74,7 +74,7 @@ def _line(axis, runs: Sequence[Run], index: int, label: str) -> None:
         axis.fill_between(rounds, worst.min(0), worst.max(0), color=style["color"], alpha=0.15, lw=0)
 
 
-def heat_map(runs: Sequence[Run], path: str | Path) -> None:
+def heat_map(runs: Sequence[Run], path: str | Path, title: str = "") -> None:
     """Final worst-node accuracy (mean over seeds), rules by attacks, numbers in the cells, and a CSV."""
     rules, attacks = (list(dict.fromkeys(getattr(r.config, k) for r in runs)) for k in ("rule", "attack"))
     cells = collections.defaultdict(list)
@@ -90,6 +90,7 @@ def heat_map(runs: Sequence[Run], path: str | Path) -> None:
         size = (2.6 + 0.62 * len(attacks), 2.2 + 0.36 * len(rules))
         figure = Figure(figsize=size, layout="constrained")
         axis = figure.subplots()
+        axis.set_title(title)
         image = axis.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
         axis.set_xticks(range(len(attacks)), attacks, rotation=40, ha="right", rotation_mode="anchor")
         axis.set_yticks(range(len(rules)), rules)
@@ -122,7 +123,7 @@ def varying(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 
 
 PANELS = ("attack", "byzantine_ratio", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
-PANELS += ("nodes", "learning_rate", "batch_size", "rounds")
+PANELS += ("nodes", "alpha", "learning_rate", "batch_size", "rounds", "eval_every", "eval_size")
 
 
 def draw_all(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -130,8 +131,18 @@ def draw_all(runs: Sequence[Run], folder: Path) -> list[Path]:
     paths = [folder / "worst_accuracy.png"]
     worst_accuracy(runs, paths[0], varying(runs, PANELS) or ["attack"])
     if len(varying(runs, ("rule", "attack"))) == 2:
-        paths.append(folder / "heat_map.png")
-        heat_map(runs, paths[1])
+        settings = [name for name in PANELS if name != "attack"]
+        groups = collections.defaultdict(list)
+        for run in runs:
+            groups[tuple(getattr(run.config, name) for name in settings)].append(run)
+        # A run without attackers has ratio 0; it belongs to every ratio of its other settings.
+        ratio = settings.index("byzantine_ratio")
+        free = {key: groups.pop(key) for key in list(groups) if key[ratio] == 0}
+        for number, (key, group) in enumerate(groups.items(), 1):
+            same = free.get((*key[:ratio], 0.0, *key[ratio + 1 :]), [])
+            paths.append(folder / (f"heat_map_{number}.png" if len(groups) > 1 else "heat_map.png"))
+            title = [_words(k, v) for k, v in zip(settings, key, strict=True) if k in varying(runs, settings)]
+            heat_map([*same, *group], paths[-1], ", ".join(title))
     return paths
 
 

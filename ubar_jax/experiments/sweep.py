@@ -76,7 +76,8 @@ def grid(values: dict[str, Sequence]) -> tuple[list[Config], list[str]]:
 
 def run_all(configs: Sequence[Config], folder: Path, save_models: bool) -> list[results.Run]:
     """Runs what is not in the folder yet, one after the other; a bar shows rounds and time left."""
-    left = [c for c in configs if not (folder / c.digest() / "summary.json").exists()]
+    wanted = "models.npz" if save_models else "summary.json"
+    left = [c for c in configs if not (folder / c.digest() / wanted).exists()]
     if len(left) < len(configs):
         print(f"{len(configs) - len(left)} of {len(configs)} runs are in {folder} already")
     # Every bad setting is found before anything is compiled.
@@ -132,9 +133,10 @@ def load_plugin(name: str) -> None:
             spec.loader.exec_module(module)
         else:
             importlib.import_module(name)
-    except (ImportError, FileNotFoundError) as error:
+    except Exception as error:
         raise ConfigError(
-            f"plugin {name!r} cannot be imported ({error}); give an importable module or a .py file"
+            f"plugin {name!r} cannot be imported ({type(error).__name__}: {error}); give an importable "
+            "module or a .py file"
         ) from error
 
 
