@@ -165,4 +165,4 @@ def test_products_of_models_use_the_highest_precision(rule):
     products = text.count("dot_general[")
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
     if rule == "ubar":
-        assert products == 2  # distances, and the mean of the accepted
+        assert products > 2  # norms and distances, and the mean of the accepted

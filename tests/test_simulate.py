@@ -21,7 +21,7 @@ def test_one_compilation_serves_seeds_rates_and_strengths():
         {"learning_rate": 0.1},
         {"attack": "gaussian(std=3)"},
         {"alpha": 0.7},
-        {"rho": 0.38},
+        {"rho": 0.45},
     ):
         config = dataclasses.replace(base, **change)
         assert prepare(config).program == program

@@ -32,8 +32,8 @@ class Program:
     make_model: Callable | None  # of a registered model: registered anew, it is compiled anew
     shape: tuple[int, ...]
     classes: int
-    rule: Spec
-    attack: Spec  # real-valued arguments removed: they are knobs
+    rule: Spec  # without the arguments of its count, which is a knob
+    attack: Spec  # without its real-valued arguments, which are knobs
     optimizer: Spec
     schedule: Spec
     benign: int
@@ -119,7 +119,7 @@ def prepare(config: Config) -> Experiment:
         make_model=None if ":" in config.model else models.parse(config.model).part.function,
         shape=dataset.train_x.shape[1:],
         classes=dataset.classes,
-        rule=rule,
+        rule=Spec(rule.part, tuple(rule.of(rule.part.function).items())),
         attack=Spec(attack.part, words),
         optimizer=optimizers.parse(config.optimizer),
         schedule=schedules.parse(config.schedule),
