@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ubar_jax.experiments.sweep import GRID, grid
+from ubar_jax.registry import ConfigError
 from ubar_jax.results import load_runs
 
 SMALL = ["--rounds=4", "--eval_every=2", "--batch_size=16", "--nodes=6"]
@@ -69,6 +70,11 @@ def test_a_sweep_from_a_flagfile(tmp_path):
         assert json.loads((folder / "summary.json").read_text())["versions"]["jax"]
     again = sweep("--flagfile=my.flags", cwd=tmp_path)
     assert "2 of 2 runs are in out already" in again.stdout
+    summary = folder / "summary.json"
+    summary.write_text(summary.read_text().replace('"format": 1', '"format": 0'))
+    with pytest.raises(ConfigError, match="format 0, this version reads 1"):
+        load_runs(tmp_path / "out")
+    summary.write_text(summary.read_text().replace('"format": 0', '"format": 1'))
     plot = [sys.executable, "-m", "ubar_jax.experiments.plot", "--results=out"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     drawn = subprocess.run(plot, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)

@@ -91,10 +91,17 @@ def load_runs(folder: str | Path) -> list[Run]:
 
 
 def load_run(folder: Path) -> Run:
+    """One run, if this version can read it."""
+    summary = json.loads((folder / "summary.json").read_text())
+    if summary.get("format") != FORMAT:
+        raise ConfigError(
+            f"{folder} has results of format {summary.get('format')}, this version reads {FORMAT}; choose "
+            "another folder with --results"
+        )
     config = Config(**json.loads((folder / "config.json").read_text()))
     with np.load(folder / "curves.npz") as arrays:
         curves = dict(arrays)
-    return Run(config, curves, json.loads((folder / "summary.json").read_text()))
+    return Run(config, curves, summary)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Pictures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
 
-Draws worst-node accuracy against rounds, and a heat map of the final worst accuracy, rules by attacks,
-with its numbers as CSV, for every setting of the rest that occurs in the folder.
+Draws worst-node accuracy against rounds; of up to three runs also every node's; and, for every setting of
+the rest that occurs in the folder, a heat map of the final worst accuracy, rules by attacks, with its CSV.
 """
 
 import collections
@@ -109,7 +109,7 @@ def node_accuracy(runs: Sequence[Run], path: str | Path) -> None:
         for axis, run in zip(axes, runs, strict=True):
             axis.plot(run.curves["round"], run.curves["accuracy"], color=COLOURS[2], lw=0.8, alpha=0.6)
             axis.plot(run.curves["round"], run.curves["worst"], color=COLOURS[0], lw=1.5, label="worst node")
-            axis.set_title(f"{run.config.rule}, {run.config.attack}")
+            axis.set_title(f"{run.config.rule}\n{run.config.attack}", fontsize=8)
             axis.set_xlabel("round")
             axis.set_ylim(0, 1)
         axes[0].set_ylabel("test accuracy of each benign node")
@@ -130,6 +130,9 @@ def draw_all(runs: Sequence[Run], folder: Path) -> list[Path]:
     """The figures of a results folder; returns their paths."""
     paths = [folder / "worst_accuracy.png"]
     worst_accuracy(runs, paths[0], varying(runs, PANELS) or ["attack"])
+    if len(runs) <= 3:
+        paths.append(folder / "node_accuracy.png")
+        node_accuracy(runs, paths[-1])
     if len(varying(runs, ("rule", "attack"))) == 2:
         settings = [name for name in PANELS if name != "attack"]
         groups = collections.defaultdict(list)
