@@ -14,7 +14,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m ubar_jax.experiments.sweep --flagfile=experiments/quickstart.flags
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
