@@ -8,10 +8,11 @@ import reference
 
 from ubar_jax import Config, simulate
 from ubar_jax.attacks import alie_z, attacks
+from ubar_jax.compilation import initial_state
+from ubar_jax.experiment import prepare
 from ubar_jax.registry import ConfigError
 from ubar_jax.round import ravel
 from ubar_jax.rules import rules
-from ubar_jax.simulate import initial_state, prepare
 from ubar_jax.testing import check_attack, random_scene, view_of
 
 SPECS = [

@@ -7,9 +7,10 @@ import pytest
 import reference
 
 from ubar_jax import Config, simulate
+from ubar_jax.compilation import compiled_chunk, initial_state
+from ubar_jax.experiment import prepare
 from ubar_jax.round import batches, normalise, ravel
 from ubar_jax.rules import aggregate, rules
-from ubar_jax.simulate import compiled, initial_state, prepare
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case
 
 
@@ -36,7 +37,7 @@ def mlp_loss_and_gradient(x, images, labels, sizes):
 def numpy_network(experiment, state, rounds):
     """The paper's algorithm as a loop over nodes, in float64: models after `rounds` rounds."""
     config, program, data = experiment.config, experiment.program, experiment.data
-    sizes = (int(np.prod(program.shape)), 12, program.classes)
+    sizes = (int(np.prod(program.learner.shape)), 12, program.learner.classes)
     models = np.asarray(ravel(state.params)[0], float)
     index = np.asarray(batches(data, state.key, 0, rounds, program.batch, program.trained))
     rule = rules.parse(config.rule)
@@ -128,12 +129,12 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
 def test_a_round_can_be_replayed_bit_for_bit():
     config = Config(attack="gaussian", byzantine_ratio=0.3, rounds=6, eval_every=3, batch_size=16)
     experiment = prepare(config)
-    chunk, _ = compiled(experiment.program)
+    chunk = compiled_chunk(experiment.program).call
     arrays = jax.device_put((experiment.data, experiment.graph, experiment.knobs))
-    state, _ = chunk(initial_state(experiment.program, 0), *arrays, 6)
+    state, _ = chunk(initial_state(experiment.program, 0), *arrays, np.int32(6))
     copy = jax.tree.map(jnp.copy, state)
-    one, seen = chunk(state, *arrays, 6)
-    two, again = chunk(copy, *arrays, 6)
+    one, seen = chunk(state, *arrays, np.int32(6))
+    two, again = chunk(copy, *arrays, np.int32(6))
     leaves = zip(jax.tree.leaves((one.params, seen)), jax.tree.leaves((two.params, again)), strict=True)
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in leaves)
 

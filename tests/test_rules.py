@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ubar_jax import Config
+from ubar_jax.experiment import prepare
 from ubar_jax.registry import ConfigError
 from ubar_jax.rules import benign_neighbours, rules, tolerated
-from ubar_jax.simulate import prepare
 from ubar_jax.testing import by_reference, check_rule, counts_of, make_runner, random_case
 from ubar_jax.types import Graph
 

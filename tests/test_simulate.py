@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from ubar_jax import Config, ConfigError, simulate
+from ubar_jax.compilation import compiled_chunk, initial_state, lower_chunk
+from ubar_jax.experiment import prepare
 from ubar_jax.models import Head, models
-from ubar_jax.simulate import compiled, initial_state, prepare
 
 BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, eval_every=2)
 
@@ -15,7 +16,7 @@ def test_one_compilation_serves_seeds_rates_and_strengths():
     """Where the padded sizes are equal, that is: on a complete graph they always are."""
     base = dataclasses.replace(BASE, topology="complete")
     program = prepare(base).program
-    compiled.cache_clear()
+    compiled_chunk.cache_clear()
     for change in (
         {"seed": 5},
         {"learning_rate": 0.1},
@@ -26,27 +27,23 @@ def test_one_compilation_serves_seeds_rates_and_strengths():
         config = dataclasses.replace(base, **change)
         assert prepare(config).program == program
         simulate(config)
-    assert compiled.cache_info().currsize == 1
-    chunk, evaluate = compiled(program)
-    assert chunk._cache_size() == 1 and evaluate._cache_size() == 1
+    assert compiled_chunk.cache_info().misses == 1
 
 
 def test_a_chunk_is_one_program_without_callbacks(monkeypatch):
-    experiment = prepare(BASE)
-    chunk, evaluate = compiled(experiment.program)
-    state = initial_state(experiment.program, 0)
-    arrays = (experiment.data, experiment.graph, experiment.knobs, np.int32(6))
-    text = chunk.lower(state, *arrays).as_text()
+    program = prepare(BASE).program
+    text = lower_chunk(program).as_text()
     assert "stablehlo.while" in text  # the scan over rounds is inside
     for word in ("callback", "infeed", "outfeed", "host_compute", "send", "recv"):
         assert word not in text, word
     donated = text.count("tf.aliasing_output") + text.count("jax.buffer_donor")
-    assert donated >= len(jax.tree.leaves(state.params))
+    assert donated >= len(jax.tree.leaves(initial_state(program, 0).params))
 
     calls = []
+    chunk = compiled_chunk(program)
+    counted = chunk._replace(call=lambda *a: calls.append(1) or chunk.call(*a))
     module = __import__("sys").modules["ubar_jax.simulate"]
-    counted = lambda *a: calls.append(1) or chunk(*a)  # noqa: E731
-    monkeypatch.setattr(module, "compiled", lambda program: (counted, evaluate))
+    monkeypatch.setattr(module, "compiled_chunk", lambda program, width: counted)
     simulate(BASE)
     assert len(calls) == 3  # six rounds, two a chunk
 

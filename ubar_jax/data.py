@@ -82,12 +82,22 @@ for _function in _BY_TFDS:
 
 def load(spec: str) -> Dataset:
     """A registered data set, or any tfds image-classification set by its name; kept while in use."""
-    return _load(from_tfds if _is_tfds(spec) else datasets.parse(spec), spec)
+    return _load(_source(spec), spec)[0]
+
+
+def statistics(spec: str) -> tuple[np.ndarray, np.ndarray]:
+    """`channel_statistics` of its training images."""
+    return _load(_source(spec), spec)[1]
+
+
+def _source(spec: str):
+    return from_tfds if _is_tfds(spec) else datasets.parse(spec)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(source, spec: str) -> Dataset:
-    return source(spec) if source is from_tfds else source()
+def _load(source, spec: str) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
+    dataset = source(spec) if source is from_tfds else source()
+    return dataset, channel_statistics(dataset.train_x)
 
 
 def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,61 +1,18 @@
-"""From a Config to its curves: checks, arrays on the device, chunks of compiled rounds, evaluation."""
+"""From a Config to its curves: arrays on the device, chunks of compiled rounds, evaluation."""
 
-import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
-from jax import Array, lax
 
-from ubar_jax import data as data_module
-from ubar_jax import metrics, topology
-from ubar_jax.attacks import attacks
-from ubar_jax.config import Config, canonical
-from ubar_jax.models import make_task, models
-from ubar_jax.registry import ConfigError, Spec
-from ubar_jax.round import batches, make_round
-from ubar_jax.rules import count_neighbours, rules
-from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState
-
-
-@dataclass(frozen=True)
-class Program:
-    """All that decides the compiled code. Runs of equal programs and shapes share it."""
-
-    model: str
-    make_model: Callable | None  # of a registered model: registered anew, it is compiled anew
-    shape: tuple[int, ...]
-    classes: int
-    rule: Spec  # without the arguments of its count, which is a knob
-    attack: Spec  # without its real-valued arguments, which are knobs
-    optimizer: Spec
-    schedule: Spec
-    benign: int
-    byzantine: int
-    trained: int
-    pairs: int
-    batch: int
-    chunk: int  # rounds a dispatch
-    ragged: bool  # whether the last chunk is shorter
-
-
-class Experiment(NamedTuple):
-    """A run, checked and ready: its program and the arrays that the program is called with."""
-
-    config: Config  # canonical
-    notices: list[str]
-    program: Program
-    network: nx.Graph
-    graph: Graph
-    data: Data
-    knobs: Knobs
-    test: tuple[np.ndarray, np.ndarray]
+from ubar_jax import metrics
+from ubar_jax.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
+from ubar_jax.config import Config
+from ubar_jax.experiment import Experiment, prepare
+from ubar_jax.types import Metrics, RoundState
 
 
 class Result(NamedTuple):
@@ -63,184 +20,152 @@ class Result(NamedTuple):
 
     config: Config  # canonical
     notices: list[str]
-    curves: dict[str, np.ndarray]  # over evaluations: round [E], accuracy and loss [E, n_b], worst,
-    # mean, std, consensus [E]; over rounds: train_loss, byzantine_candidates, byzantine_selected [T]
+    curves: dict[str, np.ndarray]  # over evaluations: round [E], accuracy and loss [E, n_b], worst, mean,
+    # std, consensus, seconds [E]; over rounds: train_loss, byzantine_candidates, byzantine_selected [T]
     final: dict[str, np.ndarray]  # accuracy and loss of every benign node [n_b], on the whole test set
     accepted: np.ndarray  # [n_b, n] how many rounds the receiver accepted the sender
     diverged: tuple[int, int] | None  # first (round, node) whose model is not finite
+    rounds_per_epoch: int
     state: RoundState
-    seconds: dict[str, float]  # setup, rounds, evaluation; a first call includes its compilation
+    seconds: dict[str, float]  # setup, compilation, rounds, evaluation; its share of what ran together
 
 
-def prepare(config: Config) -> Experiment:
-    """Checks everything that can be checked and puts the arrays together; compiles nothing."""
-    config, notices = canonical(config)
-    benign, byzantine = config.nodes, config.byzantine
-    n = benign + byzantine
-    network = topology.build(topology.topologies.parse(config.topology), benign, byzantine, config.seed)
-    dataset = data_module.load(config.dataset)
-    make_task(config.model, dataset.train_x.shape[1:], dataset.classes)
+class Batch(NamedTuple):
+    """Runs side by side, between two chunks: all that is needed to go on. W runs, E evaluations."""
 
-    sharding = data_module.shardings.parse(config.sharding)
-    share = len(dataset.train_y) // n
-    shards = sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n) if share else []
-    if (share := shards.shape[1] if share else 0) < config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} is larger than a node's share: {config.dataset} has "
-            f"{len(dataset.train_y)} training examples, {share} for each of {n} nodes; take "
-            + (f"a batch_size of at most {share}, or fewer nodes" if share else "fewer nodes")
+    state: RoundState  # leaves [W, ...]; at width 1 without that axis
+    done: int  # rounds
+    points: dict[str, np.ndarray]  # [W, E, ...] evaluations
+    rounds: dict[str, np.ndarray]  # [W, T, ...] what every round told
+    accepted: np.ndarray  # [W, n_b, K] rounds in which a slot was accepted
+    seconds: dict[str, float]
+
+
+def first_batch(experiments: Sequence[Experiment]) -> Batch:
+    """Before the first round."""
+    program = experiments[0].program
+    states = [initial_state(program, e.config.seed) for e in experiments]
+    state = states[0] if len(states) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    seconds = dict.fromkeys(("setup", "compilation", "rounds", "evaluation"), 0.0)
+    accepted = np.zeros((len(states), program.benign, program.slots), np.int32)
+    return Batch(state, 0, {}, {}, accepted, seconds)
+
+
+def run(
+    experiments: Sequence[Experiment],
+    progress: Callable[[list[dict[str, Any]]], None] | None = None,
+    batch: Batch | None = None,
+    keep: Callable[[Batch], None] | None = None,
+) -> list[Result]:
+    """Runs experiments of one program side by side, from `batch` if that is given.
+
+    They must also agree in data set, rounds and eval_size. After every chunk `progress` gets the latest
+    numbers of every run, and `keep` what it takes to go on from there.
+    """
+    started = time.perf_counter()
+    config, program, width = experiments[0].config, experiments[0].program, len(experiments)
+    batch = batch or first_batch(experiments)
+    seconds = dict(batch.seconds)
+    chunk = compiled_chunk(program, width)
+    tests = len(experiments[0].test[1])
+    sizes = {min(config.eval_size or tests, tests), tests}
+    evaluations = {
+        n: compiled_evaluation(program.learner, program.benign, program.trained, n, width) for n in sizes
+    }
+    seconds["compilation"] += time.perf_counter() - started
+
+    started = time.perf_counter()
+    graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
+    data = experiments[0].data._replace(shards=_stack([e.data.shards for e in experiments]))
+    graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
+    seconds["setup"] += time.perf_counter() - started
+
+    def evaluate(batch: Batch, size: int) -> Batch:
+        started = time.perf_counter()
+        x, y = (a[:size] for a in test)
+        point = jax.device_get(evaluations[size].call(batch.state.params, statistics_of(data), x, y))
+        point = point if width > 1 else _stack([point], always=True)
+        seconds["evaluation"] += time.perf_counter() - started
+        point["round"] = np.full(width, batch.done, np.int32)
+        point["seconds"] = np.full(width, sum(seconds.values()) / width)
+        points = {k: _append(batch.points.get(k), v[:, None]) for k, v in point.items()}
+        return batch._replace(points=points, seconds=dict(seconds))
+
+    if not batch.points:
+        batch = evaluate(batch, min(sizes))
+    while batch.done < config.rounds:
+        started = time.perf_counter()
+        state, seen = chunk.call(batch.state, data, graph, knobs, np.int32(config.rounds))
+        seen = jax.device_get(seen)
+        seen = seen if width > 1 else _stack([seen], always=True)
+        seconds["rounds"] += time.perf_counter() - started
+        ran = min(program.chunk, config.rounds - batch.done)
+        told = {k: v[:, :ran] for k, v in seen._asdict().items() if k != "accepted"}
+        batch = batch._replace(
+            state=state,
+            done=batch.done + ran,
+            rounds={k: _append(batch.rounds.get(k), v) for k, v in told.items()},
+            accepted=batch.accepted + seen.accepted,
         )
-    graph = topology.to_arrays(network)
-    rule, attack = rules.parse(config.rule), attacks.parse(config.attack)
-    trained = n if attack.part.traits["trains"] else benign
-    degree, _, count = count_neighbours(rule, graph, trained, benign)
-    traits = rule.part.traits
-    if traits["limit"] is not None:
-        limit = traits["limit"](degree, **rule.of(traits["limit"]))
-        if concerned := int((count > limit)[:benign].sum()):
-            notices.append(
-                f"{rule} needs more neighbours than {concerned} of {benign} benign nodes have; there the "
-                "largest number of Byzantine neighbours that it is defined for is assumed, or none"
-            )
-    alpha = config.alpha
-    if alpha is None:
-        alpha = traits["alpha"](degree, **rule.of(traits["alpha"]))
-    alpha = np.broadcast_to(alpha, degree.shape)
-    strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
-    words = tuple((k, v) for k, v in attack.arguments if k not in strengths)
-    if byzantine and (setup := attack.part.traits["setup"]):
-        numbers, said = setup(network, benign, byzantine, config.rounds, rule, **attack.of(setup))
-        strengths |= numbers
-        notices += said
-    rounds_per_epoch = share // config.batch_size
-    chunk = min(config.eval_every, config.rounds)
-    program = Program(
-        model=config.model,
-        make_model=None if ":" in config.model else models.parse(config.model).part.function,
-        shape=dataset.train_x.shape[1:],
-        classes=dataset.classes,
-        rule=Spec(rule.part, tuple(rule.of(rule.part.function).items())),
-        attack=Spec(attack.part, words),
-        optimizer=optimizers.parse(config.optimizer),
-        schedule=schedules.parse(config.schedule),
-        benign=benign,
-        byzantine=byzantine,
-        trained=trained,
-        pairs=topology.round_up(int(np.sum(traits["pairs"](degree, count)))),
-        batch=config.batch_size,
-        chunk=chunk,
-        ragged=config.rounds % chunk != 0,
-    )
-    knobs = Knobs(
-        learning_rate=np.float32(config.learning_rate),
-        alpha=alpha.astype(np.float32),
-        count=count,
-        rounds_per_epoch=np.int32(rounds_per_epoch),
-        attack={k: np.float32(v) for k, v in strengths.items()},
-    )
-    shards = shards.astype(np.int32)
-    data = Data(dataset.train_x, dataset.train_y, shards, *data_module.channel_statistics(dataset.train_x))
-    return Experiment(config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y))
-
-
-def initial_state(program: Program, seed: int) -> RoundState:
-    """The same x_0 for all nodes, drawn once."""
-    task = make_task(program.model, program.shape, program.classes)
-    key, init_key = jax.random.split(jax.random.key(seed))
-
-    def stack(leaf):
-        return jnp.broadcast_to(leaf[None], (program.trained, *leaf.shape)).copy()
-
-    params = jax.jit(task.init)(init_key)
-    opt_state = program.optimizer().init(params)
-    params, opt_state = jax.tree.map(stack, (params, opt_state))
-    return RoundState(params, opt_state, jnp.zeros((), jnp.int32), key)
-
-
-@functools.lru_cache(maxsize=32)
-def compiled(program: Program) -> tuple[Callable, Callable]:
-    """(chunk, evaluate), jitted. One chunk is one dispatch: `program.chunk` rounds under `scan`."""
-    task = make_task(program.model, program.shape, program.classes)
-    step = make_round(
-        task,
-        program.rule,
-        program.attack,
-        program.optimizer(),
-        program.schedule,
-        program.classes,
-        program.benign,
-        program.byzantine,
-        program.pairs,
-    )
-
-    def chunk(state: RoundState, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
-        """Runs until `program.chunk` more rounds, or `rounds` in all, are done."""
-
-        def body(state, index):
-            def go(state):
-                return step(state, index, data, graph, knobs)
-
-            if not program.ragged:
-                return go(state)
-            blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
-            return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
-
-        index = batches(data, state.key, state.t, program.chunk, program.batch, program.trained)
-        state, seen = lax.scan(body, state, index)
-        return state, seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
-
-    evaluate = metrics.make_evaluate(task, program.benign)
-    return jax.jit(chunk, donate_argnums=0), jax.jit(evaluate)
+        batch = evaluate(batch, min(sizes) if batch.done < config.rounds else tests)
+        if progress is not None:
+            progress([_latest(batch, i) for i in range(width)])
+        if keep is not None:
+            keep(batch)
+    return [_result(batch, i, experiment) for i, experiment in enumerate(experiments)]
 
 
 def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
     """Runs one config. `progress` is called after every evaluation with the latest numbers."""
-    start = time.perf_counter()
+    started = time.perf_counter()
     experiment = prepare(config)
-    config, program = experiment.config, experiment.program
-    chunk, evaluate = compiled(program)
-    state = initial_state(program, config.seed)
-    graph, data, knobs, test = jax.device_put(experiment[4:8])
-    part = tuple(a[: config.eval_size] for a in test)
-    seconds = {"setup": time.perf_counter() - start, "rounds": 0.0, "evaluation": 0.0}
-    seen: list[Metrics] = []
-    points: list[dict[str, np.ndarray]] = []
-    done, diverged = 0, None
+    setup = time.perf_counter() - started
+    [result] = run([experiment], progress and (lambda latest: progress(latest[0])))
+    return result._replace(seconds={**result.seconds, "setup": result.seconds["setup"] + setup})
 
-    def look(test):
-        started = time.perf_counter()
-        point = jax.device_get(evaluate(state.params, data, *test))
-        seconds["evaluation"] += time.perf_counter() - started
-        return {"round": np.int32(done), **point}
 
-    points.append(look(part))
-    while done < config.rounds:
-        started = time.perf_counter()
-        state, new = chunk(state, data, graph, knobs, np.int32(config.rounds))
-        new = jax.device_get(new)
-        seconds["rounds"] += time.perf_counter() - started
-        ran = min(program.chunk, config.rounds - done)
-        new = Metrics(*(a if name == "accepted" else a[:ran] for name, a in new._asdict().items()))
-        if diverged is None and not new.finite.all():
-            t, node = np.argwhere(~new.finite)[0]
-            diverged = (done + int(t), int(node))
-        done += ran
-        seen.append(new)
-        points.append(look(part if done < config.rounds else test))
-        if progress is not None:
-            progress({"round": done, "diverged": diverged, **metrics.summary(points[-1]["accuracy"])})
+def _stack(trees: Sequence, always: bool = False):
+    """Host arrays of several runs with an axis for the runs; of a single one only if `always`."""
+    if len(trees) == 1 and not always:
+        return trees[0]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
-    curves = {k: np.stack([p[k] for p in points]) for k in points[0]}
+
+def _append(old: np.ndarray | None, new: np.ndarray) -> np.ndarray:
+    return new if old is None else np.concatenate([old, new], axis=1)
+
+
+def _diverged(batch: Batch, run: int) -> tuple[int, int] | None:
+    bad = np.argwhere(~batch.rounds["finite"][run])
+    return (int(bad[0][0]), int(bad[0][1])) if len(bad) else None
+
+
+def _latest(batch: Batch, run: int) -> dict[str, Any]:
+    point = {k: v[run, -1] for k, v in batch.points.items()}
+    latest = {"round": batch.done, "diverged": _diverged(batch, run), "loss": point["loss"].mean()}
+    return {**latest, "consensus": point["consensus"], **metrics.summary(point["accuracy"])}
+
+
+def _result(batch: Batch, run: int, experiment: Experiment) -> Result:
+    program, width = experiment.program, len(batch.accepted)
+    curves = {k: v[run] for k, v in batch.points.items()}
     curves |= metrics.summary(curves["accuracy"])
-    curves["train_loss"] = np.concatenate([s.loss for s in seen])
+    told = Metrics(**{k: v[run] for k, v in batch.rounds.items()}, accepted=batch.accepted[run])
+    curves["train_loss"] = told.loss
     for name in ("byzantine_candidates", "byzantine_selected"):
-        curves[name] = np.concatenate([getattr(s, name) for s in seen])
-    accepted = np.zeros((program.benign, len(experiment.graph.mask)), np.int32)
+        curves[name] = getattr(told, name)
+    accepted = np.zeros((program.benign, program.benign + program.byzantine), np.int32)
     slots, heard = (a[: program.benign] for a in experiment.graph)
-    np.add.at(
-        accepted,
-        (np.arange(program.benign)[:, None], slots),
-        np.where(heard, sum(s.accepted for s in seen), 0),
+    rows = np.arange(program.benign)[:, None]
+    np.add.at(accepted, (rows, slots), np.where(heard, told.accepted, 0))
+    return Result(
+        config=experiment.config,
+        notices=experiment.notices,
+        curves=curves,
+        final={name: curves[name][-1] for name in ("accuracy", "loss")},
+        accepted=accepted,
+        diverged=_diverged(batch, run),
+        rounds_per_epoch=int(experiment.knobs.rounds_per_epoch),
+        state=batch.state if width == 1 else jax.tree.map(lambda leaf: leaf[run], batch.state),
+        seconds={k: v / width for k, v in batch.seconds.items()},
     )
-    final = {name: curves[name][-1] for name in ("accuracy", "loss")}
-    return Result(config, experiment.notices, curves, final, accepted, diverged, state, seconds)

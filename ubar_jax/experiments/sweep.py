@@ -19,12 +19,13 @@ from tqdm import tqdm
 from ubar_jax import data, results
 from ubar_jax.attacks import attacks
 from ubar_jax.config import Config, canonical
+from ubar_jax.experiment import prepare
 from ubar_jax.experiments import plot
 from ubar_jax.models import models
 from ubar_jax.registry import ConfigError
 from ubar_jax.rules import rules
 from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.simulate import prepare, simulate
+from ubar_jax.simulate import simulate
 from ubar_jax.topology import topologies
 
 DEFAULT = Config()
