@@ -2,26 +2,36 @@
 
 A run's folder appears whole or not at all: `config.json` (canonical), `curves.npz` (see `Result`),
 `summary.json` (final numbers, divergence, seconds, versions, device), and on request `models.npz`, the
-leaves of the final `RoundState` by their path.
+leaves of the final `RoundState` by their path. A run that failed has `failed.json` alone. `sweep.json` is
+about the sweep, `.lock` names the process that owns the folder, and `.part-*` is being written.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import importlib.metadata
 import json
 import os
 import platform
 import shutil
+import socket
 import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pandas as pd
 
 from ubar_jax.config import Config
 from ubar_jax.registry import ConfigError
 from ubar_jax.simulate import Result
 
 FORMAT = 1
+RUNS = "[!.]*/summary.json"
 
 
 class Run(NamedTuple):
@@ -32,41 +42,72 @@ class Run(NamedTuple):
     summary: dict[str, Any]
 
 
-def open_folder(folder: str | Path) -> Path:
-    """The folder, made if need be, after writing to it was tried."""
+class DamagedError(Exception):
+    """A result file that cannot be read; the message names it."""
+
+
+@contextlib.contextmanager
+def owned(folder: str | Path, command: str) -> Iterator[Path]:
+    """The folder, made if need be, for this process alone: a lock that dies with the process."""
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another "
-            "with --results"
-        ) from error
-    return folder
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("a+"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise ConfigError(
+                f"results folder {str(folder)!r} is in use by {lock.read() or 'another process'}; wait for "
+                "it, stop it, or choose another folder with --results"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another "
+                "with --results"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}: {command}")
+        lock.flush()
+        for part in folder.glob(".part-*"):  # of a process that was killed
+            shutil.rmtree(part)
+        yield folder
 
 
-def save(folder: Path, result: Result, models: bool = False) -> Path:
-    """Writes one run atomically and returns its folder."""
-    final = folder / result.config.digest()
-    part = Path(tempfile.mkdtemp(dir=folder, prefix=".part-"))
+@contextlib.contextmanager
+def _appearing(final: Path) -> Iterator[Path]:
+    """A folder to write into that takes the name `final` when all is written."""
+    part = Path(tempfile.mkdtemp(dir=final.parent, prefix=".part-"))
     try:
-        _write_json(part / "config.json", dataclasses.asdict(result.config))
-        np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
-        _write_json(part / "summary.json", summarise(result))
-        if models:
-            state = result.state._replace(key=jax.random.key_data(result.state.key))
-            leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-            named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-            np.savez(part / "models.npz", **named)
+        yield part
         if final.exists():
             shutil.rmtree(final)
         os.rename(part, final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def save(folder: Path, result: Result, models: bool = False) -> Path:
+    """Writes one run atomically and returns its folder."""
+    final = folder / result.config.digest()
+    with _appearing(final) as part:
+        write_json(part / "config.json", dataclasses.asdict(result.config))
+        np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
+        if models:
+            state = result.state._replace(key=jax.random.key_data(result.state.key))
+            leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+            named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+            np.savez(part / "models.npz", **named)
+        write_json(part / "summary.json", summarise(result))
     return final
+
+
+def save_failure(folder: Path, config: Config, error: Exception) -> None:
+    """Writes that a run failed, and why."""
+    with _appearing(folder / config.digest()) as part:
+        failure = {"config": dataclasses.asdict(config), "error": f"{type(error).__name__}: {error}"}
+        write_json(part / "failed.json", failure)
 
 
 def summarise(result: Result) -> dict[str, Any]:
@@ -78,31 +119,78 @@ def summarise(result: Result) -> dict[str, Any]:
         "accuracy": result.final["accuracy"].tolist(),
         "loss": result.final["loss"].tolist(),
         "diverged": result.diverged,
+        "rounds_per_epoch": result.rounds_per_epoch,
         "notices": result.notices,
         "seconds": result.seconds,
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        "device": str(jax.devices()[0].device_kind),
+        "versions": versions(),
+        "device": device(),
     }
 
 
-def load_runs(folder: str | Path) -> list[Run]:
-    """Every whole run of a results folder, in the order of their digests."""
-    return [load_run(path.parent) for path in sorted(Path(folder).glob("[!.]*/summary.json"))]
+def versions() -> dict[str, str]:
+    """Of everything that a number may depend on."""
+    packages = ("ubar_jax", "jax", "jaxlib", "flax", "optax", "numpy")
+    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
+
+
+def device() -> str:
+    """The kind of the device that runs take place on."""
+    return str(jax.devices()[0].device_kind)
+
+
+def load(*folders: str | Path) -> pd.DataFrame:
+    """All finished runs as one tidy table: a row for every evaluation of every run.
+
+    Columns: the run's digest and settings, round, epoch, seconds, and worst, mean, std and loss over the
+    benign nodes, consensus.
+    """
+    tables = []
+    for run in load_runs(*folders):
+        columns = {name: run.curves[name] for name in ("round", "worst", "mean", "std", "consensus")}
+        columns |= {k: run.curves[k] for k in ("seconds",) if k in run.curves}
+        if "rounds_per_epoch" in run.summary:
+            columns["epoch"] = columns["round"] / run.summary["rounds_per_epoch"]
+        columns["loss"] = run.curves["loss"].mean(axis=1)
+        settings = {"digest": run.config.digest(), **dataclasses.asdict(run.config)}
+        tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def load_runs(*folders: str | Path) -> list[Run]:
+    """Every whole run of some results folders, each digest once; damaged ones are told and left out."""
+    runs = {}
+    for path in (path for folder in folders for path in sorted(Path(folder).glob(RUNS))):
+        try:
+            runs.setdefault(path.parent.name, load_run(path.parent))
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out (the sweep's command runs it again)", stacklevel=2)
+    return list(runs.values())
 
 
 def load_run(folder: Path) -> Run:
-    """One run, if this version can read it."""
-    summary = json.loads((folder / "summary.json").read_text())
-    if summary.get("format") != FORMAT:
-        raise ConfigError(
-            f"{folder} has results of format {summary.get('format')}, this version reads {FORMAT}; choose "
-            "another folder with --results"
-        )
-    config = Config(**json.loads((folder / "config.json").read_text()))
-    with np.load(folder / "curves.npz") as arrays:
-        curves = dict(arrays)
+    """One run, if this version can read it. Raises DamagedError for files that cannot be read."""
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text())
+        if (found := summary.get("format")) != FORMAT:
+            raise ConfigError(
+                f"{folder} has results of format {found}, this version reads {FORMAT}; choose another "
+                "folder with --results"
+            )
+        path = folder / "config.json"
+        config = Config(**json.loads(path.read_text()))
+        path = folder / "curves.npz"
+        with np.load(path) as arrays:
+            curves = dict(arrays)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise DamagedError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return Run(config, curves, summary)
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)

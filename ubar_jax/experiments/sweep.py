@@ -3,12 +3,18 @@
 Repeat a flag to give it several values; the sweep is the product of all lists. `list` instead of
 flags prints every rule, attack, topology, data set and model. Flagfiles may include flagfiles
 (--flagfile=OTHER on a line of its own); a repeated flag ADDS to the list that a flagfile began.
+
+Runs that share a program are compiled once. Finished runs are in the results folder, each whole; killed or
+stopped, the same command goes on where it was. Exit code: 0 all done; 1 a run failed (its folder has
+failed.json; the same command tries it again) or the disk is full; 2 bad input; 3 none failed, but a run
+diverged; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
 import importlib
 import importlib.util
 import itertools
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +24,15 @@ from tqdm import tqdm
 
 from ubar_jax import data, results
 from ubar_jax.attacks import attacks
+from ubar_jax.compilation import use_cache
 from ubar_jax.config import Config, canonical
-from ubar_jax.experiment import prepare
 from ubar_jax.experiments import plot
+from ubar_jax.groups import choose_width, estimate
 from ubar_jax.models import models
 from ubar_jax.registry import ConfigError
 from ubar_jax.rules import rules
 from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.simulate import simulate
+from ubar_jax.sweeps import DiskFullError, Outcome, Plan, carry_out, make_plan
 from ubar_jax.topology import topologies
 
 DEFAULT = Config()
@@ -52,6 +59,10 @@ flags.DEFINE_integer("eval_every", DEFAULT.eval_every, "Rounds between evaluatio
 flags.DEFINE_integer("eval_size", None, "Test examples while training (the last evaluation takes all).")
 flags.DEFINE_string("results", "results", "Folder for results and figures.")
 flags.DEFINE_bool("save_models", False, "Keep every node's final parameters (models.npz).")
+flags.DEFINE_bool("dry_run", False, "Only print the runs, the compile groups and an estimate of the time.")
+flags.DEFINE_integer("width", None, "Runs of a group side by side; by default 1 on a CPU.", lower_bound=1)
+flags.DEFINE_float("checkpoint_seconds", 60, "Least time between checkpoints.", lower_bound=0)
+flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
 flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers parts of your own.")
 
 GRID = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
@@ -75,31 +86,23 @@ def grid(values: dict[str, Sequence]) -> tuple[list[Config], list[str]]:
     return list(configs.values()), list(dict.fromkeys(notices))
 
 
-def run_all(configs: Sequence[Config], folder: Path, save_models: bool) -> list[results.Run]:
-    """Runs what is not in the folder yet, one after the other; a bar shows rounds and time left."""
-    wanted = "models.npz" if save_models else "summary.json"
-    left = [c for c in configs if not (folder / c.digest() / wanted).exists()]
-    if len(left) < len(configs):
-        print(f"{len(configs) - len(left)} of {len(configs)} runs are in {folder} already")
-    # Every bad setting is found before anything is compiled.
-    notices = dict.fromkeys(notice for config in left for notice in prepare(config).notices)
-    for notice in notices:
-        print(f"notice: {notice}")
-    with tqdm(total=sum(c.rounds for c in left), unit="round", disable=None) as bar:
-        for number, config in enumerate(left, 1):
-            bar.set_description(f"{number}/{len(left)} {config.rule} {config.attack}")
-            begun = bar.n
-
-            def progress(now, begun=begun):
-                bar.update(begun + now["round"] - bar.n)
-                bar.set_postfix(worst=f"{now['worst']:.1%}")
-
-            result = simulate(config, progress)
-            results.save(folder, result, save_models)
-            if result.diverged:
-                t, node = result.diverged
-                bar.write(f"DIVERGED: {config.rule} under {config.attack}, node {node}, round {t}")
-    return [results.load_run(folder / c.digest()) for c in configs]
+def describe(plan: Plan, width: int | None) -> str:
+    """The runs that are left by compile group, and an estimate of their time."""
+    lines = []
+    names = [f.name for f in dataclasses.fields(Config)]
+    for number, group in enumerate(plan.groups, 1):
+        same, differ = group[0].config, plot.varying(group, names)
+        lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
+        lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {width or choose_width(group)} side by side"
+        for config in (e.config for e in group):
+            settings = [f"{name}={getattr(config, name)}" for name in differ]
+            lines.append("  ".join(["   ", config.digest(), *settings]))
+    left, done = sum(map(len, plan.groups)), len(plan.finished)
+    lines.append(f"{left} runs to do, {done} done already; {len(plan.groups)} compilations")
+    if left:
+        estimated = tqdm.format_interval(estimate(plan.groups))
+        lines.append(f"about {estimated} on this {results.device()}: a rough guess from one node's step")
+    return "\n".join(lines)
 
 
 def table(runs: Sequence[results.Run]) -> str:
@@ -155,37 +158,87 @@ def _seed(text: str) -> int:
         raise ConfigError(f"--seeds={text!r} is not a whole number; write --seeds=0,1,2") from error
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that it did not find
     for name in values.plugin:
         load_plugin(name)
     if argv[1:] == ["list"]:
         print(listing())
-        return
+        return 0
     if argv[1:]:
         raise ConfigError(f"unknown argument {argv[1]!r}; give flags, or the word list")
-    folder = results.open_folder(values.results)
     lists = {name: values[name].value for name in GRID}
     lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
     configs, notices = grid(lists)
-    for notice in notices:
-        print(f"notice: {notice}")
-    runs = run_all(configs, folder, values.save_models)
-    print(table(runs))
-    figures = plot.draw_all(runs, folder)
-    print(f"results in {folder}, figures: {', '.join(map(str, figures))}")
+    use_cache()
+    command = shlex.join(["python", "-m", "ubar_jax.experiments.sweep", *sys.argv[1:]])
+    with results.owned(values.results, command) as folder:
+        plan = make_plan(configs, folder, values.save_models)
+        for notice in [*notices, *plan.notices]:
+            print(f"notice: {notice}")
+        if values.dry_run:
+            print(describe(plan, values.width))
+            return 0
+        if plan.finished:
+            print(f"{len(plan.finished)} of {len(configs)} runs are in {folder} already")
+        outcome = carry_out(
+            plan,
+            folder,
+            width=values.width,
+            models=values.save_models,
+            checkpoint_seconds=values.checkpoint_seconds,
+            tensorboard=values.tensorboard,
+        )
+        return conclude(configs, folder, plan, outcome, command)
 
 
-def run(argv: Sequence[str]) -> int | None:
+def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outcome, command: str) -> int:
+    """Prints what came of the sweep, writes it down, draws; returns the exit code."""
+    failed = {config for config, _ in outcome.failed}
+    runs = [results.load_run(folder / c.digest()) for c in configs if c not in failed]
+    if plan.groups:
+        cached = sum(program.cached for program in outcome.programs)
+        numbers = {"groups": len(plan.groups), "compilations": len(outcome.programs) - cached}
+        about = {"command": command, "versions": results.versions(), "device": results.device()}
+        results.write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
+        total, compiling = outcome.seconds["total"], outcome.seconds["compilation"]
+        print(
+            f"{sum(map(len, plan.groups))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "
+            f"{len(plan.groups)} groups, {numbers['compilations']} compiled and {cached} from the cache"
+        )
+    if runs:
+        print(table(runs))
+        print(f"results in {folder}, figures: {', '.join(map(str, plot.draw_all(runs, folder)))}")
+    for config, error in outcome.failed:
+        where = folder / config.digest() / "failed.json"
+        print(
+            f"FAILED: {config.rule} under {config.attack}, seed {config.seed}: {error} ({where})",
+            file=sys.stderr,
+        )
+    if failed:
+        print(
+            f"{len(failed)} of {len(configs)} runs failed; the same command tries them again", file=sys.stderr
+        )
+        return 1
+    return 3 if any(run.summary["diverged"] for run in runs) else 0
+
+
+def run(argv: Sequence[str]) -> int:
     """`main`, with a setting that cannot work told in one message and not in a traceback."""
     try:
         return main(argv)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except DiskFullError:
+        print(
+            "error: the disk is full. What was written is whole; make room, and the same command goes on",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on with the runs that are left", file=sys.stderr)
+        print("\nstopped; the same command goes on where this one was", file=sys.stderr)
         return 130
 
 
