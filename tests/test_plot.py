@@ -175,6 +175,7 @@ def test_a_long_list_of_attacks_goes_down_the_heat_map():
     runs = make_runs(rule=RULES, attack=attacks, byzantine_ratio=[0.25], seed=[0])[:-1]
     axis = plot.heat_map(runs, "attack").get_axes()[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == attacks
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("rule", "attack")
     shown = np.array([text.get_text() for text in axis.texts]).reshape(4, 3)
     numbers = {
         (r.config.attack.split("(")[0], r.config.rule): f"{100 * r.summary['worst']:.0f}" for r in runs

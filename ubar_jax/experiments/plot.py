@@ -201,7 +201,8 @@ def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
 
 def final_worst(runs: Sequence[Run], columns: str) -> pd.DataFrame:
     """Final worst accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
-    table = pd.DataFrame(index=pd.Index(settings(runs, "rule"), name="rule"), columns=settings(runs, columns))
+    down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
+    table = pd.DataFrame(index=down, columns=across)
     for labels, group in split(runs, ["rule", columns]):
         table.loc[*labels.values()] = np.mean([run.summary["worst"] for run in group])
     return table.astype(float)
@@ -218,6 +219,7 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     axis.set_title(title, loc="left")
+    axis.set(ylabel=down.name.replace("_", " "), xlabel=across.name.replace("_", " "))
     image = axis.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     axis.set_xticks(range(len(across)), across, rotation=40, ha="right", rotation_mode="anchor")
     axis.set_yticks(range(len(down)), down)

@@ -157,14 +157,15 @@ def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
     figure, axes = plot.panels(len(graphs), 3, 3.2)
     for axis, (run, graph) in zip(axes, graphs, strict=True):
         benign, places = run.config.nodes, nx.kamada_kawai_layout(graph)
+        width = np.clip(80 / graph.number_of_edges(), 0.25, 0.8)
         for a, b in graph.edges:
             look = {"color": BAD, "ls": ":"} if max(a, b) >= benign else {"color": "0.6", "ls": "-"}
-            axis.plot(*zip(places[a], places[b], strict=True), lw=0.7, zorder=1, **look)
+            axis.plot(*zip(places[a], places[b], strict=True), lw=width, zorder=1, **look)
         shapes = {"benign": ("o", "#CFE8F7", "black"), "Byzantine": ("s", BAD, "white")}
         for kind, (marker, colour, ink) in shapes.items():
             nodes = [node for node in graph if (node >= benign) == (kind == "Byzantine")]
             x, y = np.reshape([places[node] for node in nodes], (-1, 2)).T
-            size = max(25, 170 - 2 * len(graph))
+            size = max(30, 200 - 2 * len(graph))
             axis.scatter(x, y, size, colour, marker=marker, edgecolors="black", zorder=2, label=kind)
             for node in nodes if len(graph) <= 60 else ():
                 axis.annotate(node, places[node], ha="center", va="center", fontsize=6, color=ink, zorder=3)
@@ -203,7 +204,7 @@ def accepted_edges(runs: Sequence[Run]) -> Figure:
         axis.set_title(plot.run_words(run), pad=8)
         axis.set(xlabel=f"sender (Byzantine: {benign} and up)" if n > benign else "sender", ylabel="receiver")
         axis.locator_params(integer=True)
-    figure.colorbar(picture, ax=axes, label="share of rounds accepted", pad=0.02)
+    figure.colorbar(picture, ax=axes, label="share of rounds accepted", pad=0.02, aspect=30)
     return figure
 
 
