@@ -1,120 +1,81 @@
 """Pictures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
 
-Draws worst-node accuracy against rounds; of up to three runs also every node's; and, for every setting of
-the rest that occurs in the folder, a heat map of the final worst accuracy, rules by attacks, with its CSV.
+Draws worst-node accuracy against epochs, a line a rule, in panels by two settings (--rows, --columns);
+heat maps of the final worst accuracy, rules by the setting of the columns, with their numbers as CSV; of up
+to three runs every node's accuracy; and prints what a round costs. Whatever else varies gets a figure of its
+own for each value. Figures are PNG and PDF. Repeat --results to read several folders as one.
 """
 
 import collections
-import csv
+import dataclasses
+import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from ubar_jax.results import Run, load_runs
+from ubar_jax import data
+from ubar_jax.attacks import attacks
+from ubar_jax.config import Config
+from ubar_jax.models import models
+from ubar_jax.registry import ConfigError
+from ubar_jax.results import Run, load_runs, open_folder
+from ubar_jax.rules import rules
+from ubar_jax.schedules import optimizers, schedules
+from ubar_jax.topology import topologies
 
 # Okabe and Ito's colours; their lightness differs, and so do markers and dashes, for grey prints.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 
-STYLE = {"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "savefig.bbox": "tight"}
+STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True, "grid.alpha": 0.3, "savefig.bbox": "tight"}
+PLAIN = {**STYLE, "axes.grid": False}
+ROWS, COLUMNS = 6, 5  # of panels in a figure, at most
+
+PARTS = (rules, attacks, topologies, data.datasets, models, data.shardings, optimizers, schedules)
+REGISTRIES = {registry.kind: registry for registry in PARTS}
+# What panels may differ in: lines are rules, bands are seeds; rho and connection are in the specs.
+SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
+SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
 
 
-def worst_accuracy(runs: Sequence[Run], path: str | Path, panels: Sequence[str]) -> None:
-    """Worst-node accuracy against rounds: a panel for each setting of `panels`, a line a rule.
-
-    Seeds are averaged; the band spans them.
-    """
-    grouped = collections.defaultdict(lambda: collections.defaultdict(list))
-    for run in runs:
-        setting = tuple(getattr(run.config, name) for name in panels)
-        grouped[setting][run.config.rule].append(run)
-    names = list(dict.fromkeys(run.config.rule for run in runs))
-    columns = min(len(grouped), 4)
-    rows = -(-len(grouped) // columns)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1 + 2.9 * columns, 0.9 + 2.5 * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for axis, (setting, lines) in zip(axes.flat, grouped.items(), strict=False):
-            for index, name in enumerate(names):
-                if name in lines:
-                    _line(axis, lines[name], index, name)
-            axis.set_title("\n".join(_words(k, v) for k, v in zip(panels, setting, strict=True)))
-            axis.set_ylim(-0.03, 1)
-        for axis in axes.flat[len(grouped) :]:
-            axis.remove()
-        for axis in axes[:, 0]:
-            axis.set_ylabel("worst benign node's\ntest accuracy")
-        for axis in axes[-1]:
-            axis.set_xlabel("round")
-        handles = {h.get_label(): h for a in axes.flat if a.figure for h in a.get_lines()}
-        figure.legend(
-            [handles[n] for n in names], names, loc="outside lower center", ncols=min(4, len(names))
-        )
-        figure.savefig(path, dpi=150)
+def short(name: str, value: Any) -> str:
+    """A setting as a label: a spec without its arguments at default (but rho, which readers look for)."""
+    if not isinstance(value, str):
+        return "default" if value is None else f"{value:g}"
+    try:
+        spec = REGISTRIES[name].parse(value)
+    except (KeyError, ConfigError):  # not a spec, or a plugin's
+        return value
+    defaults = {k: parameter.default for k, parameter in spec.part.parameters.items()}
+    told = [(k, v) for k, v in spec.arguments if k == "rho" or v != defaults[k]]
+    inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in told)
+    return f"{spec.part.name}({inside})" if inside else spec.part.name
 
 
-def _words(name: str, value) -> str:
-    """'byzantine_ratio', 0.5 -> 'byzantine ratio 0.5'; a part's name needs no word before it."""
-    return f"{name.replace('_', ' ')} {value:g}" if isinstance(value, int | float) else f"{name}: {value}"
+def words(labels: dict[str, Any]) -> str:
+    """{'byzantine_ratio': 0.5, 'topology': 'ring'} -> 'byzantine ratio 0.5, topology ring'."""
+    return ", ".join(f"{name.replace('_', ' ')} {short(name, value)}" for name, value in labels.items())
 
 
-def _line(axis, runs: Sequence[Run], index: int, label: str) -> None:
-    rounds = runs[0].curves["round"]
-    worst = np.stack([run.curves["worst"] for run in runs])
-    style = {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "linestyle": DASHES[index % 8]}
-    offset = index % 4 / 4  # markers of close lines must not cover each other
-    axis.plot(rounds, worst.mean(0), label=label, markersize=4, markevery=(offset * 0.1, 0.2), **style)
-    if len(runs) > 1:
-        axis.fill_between(rounds, worst.min(0), worst.max(0), color=style["color"], alpha=0.15, lw=0)
+def settings(runs: Sequence[Run], name: str) -> list:
+    """The values of a setting: numbers by size, specs in the order of their registry."""
+    known = list(REGISTRIES[name].parts) if name in REGISTRIES else []
 
+    def order(value):
+        part = str(value).split("(")[0]
+        rank = known.index(part) if part in known else len(known)
+        return rank, 0 if isinstance(value, str | None) else value, str(value)
 
-def heat_map(runs: Sequence[Run], path: str | Path, title: str = "") -> None:
-    """Final worst-node accuracy (mean over seeds), rules by attacks, numbers in the cells, and a CSV."""
-    rules, attacks = (list(dict.fromkeys(getattr(r.config, k) for r in runs)) for k in ("rule", "attack"))
-    cells = collections.defaultdict(list)
-    for run in runs:
-        cells[run.config.rule, run.config.attack].append(run.summary["worst"])
-    values = np.array([[np.mean(cells[r, a]) if cells[r, a] else np.nan for a in attacks] for r in rules])
-    path = Path(path)
-    with path.with_suffix(".csv").open("w", newline="") as f:
-        writer = csv.writer(f)
-        writer.writerow(["rule", *attacks])
-        writer.writerows([r, *(f"{v:.4f}" for v in row)] for r, row in zip(rules, values, strict=True))
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        size = (2.6 + 0.62 * len(attacks), 2.2 + 0.36 * len(rules))
-        figure = Figure(figsize=size, layout="constrained")
-        axis = figure.subplots()
-        axis.set_title(title)
-        image = axis.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
-        axis.set_xticks(range(len(attacks)), attacks, rotation=40, ha="right", rotation_mode="anchor")
-        axis.set_yticks(range(len(rules)), rules)
-        for (i, j), value in np.ndenumerate(values):
-            text = "" if np.isnan(value) else f"{100 * value:.0f}"
-            axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
-        figure.colorbar(image, label="worst node's accuracy", pad=0.01)
-        figure.savefig(path, dpi=150)
-
-
-def node_accuracy(runs: Sequence[Run], path: str | Path) -> None:
-    """Every benign node's accuracy against rounds, a panel a run: who is ruined, and when."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1 + 3.2 * len(runs), 3.2), layout="constrained")
-        axes = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
-        for axis, run in zip(axes, runs, strict=True):
-            axis.plot(run.curves["round"], run.curves["accuracy"], color=COLOURS[2], lw=0.8, alpha=0.6)
-            axis.plot(run.curves["round"], run.curves["worst"], color=COLOURS[0], lw=1.5, label="worst node")
-            axis.set_title(f"{run.config.rule}\n{run.config.attack}", fontsize=8)
-            axis.set_xlabel("round")
-            axis.set_ylim(0, 1)
-        axes[0].set_ylabel("test accuracy of each benign node")
-        axes[0].legend(loc="lower right")
-        figure.savefig(path, dpi=150)
+    return sorted({getattr(run.config, name) for run in runs}, key=order)
 
 
 def varying(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
@@ -122,42 +83,269 @@ def varying(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
-PANELS = ("attack", "byzantine_ratio", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
-PANELS += ("nodes", "alpha", "learning_rate", "batch_size", "rounds", "eval_every", "eval_size")
+def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Run]]]:
+    """The runs apart by settings: [({name: value}, runs), ...], combinations without a run left out."""
+    if not names:
+        return [({}, list(runs))]
+    name, *rest = names
+    return [
+        ({name: value, **labels}, group)
+        for value in settings(runs, name)
+        for labels, group in split([run for run in runs if getattr(run.config, name) == value], rest)
+    ]
 
 
-def draw_all(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """The figures of a results folder; returns their paths."""
-    paths = [folder / "worst_accuracy.png"]
-    worst_accuracy(runs, paths[0], varying(runs, PANELS) or ["attack"])
+def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
+    """A run without attackers has ratio 0; it belongs to every ratio of its other settings."""
+
+    def others(run):
+        return dataclasses.replace(run.config, rule="", attack="", byzantine_ratio=0, seed=0)
+
+    ratios = collections.defaultdict(set)
+    for run in runs:
+        if run.config.attack != "none":
+            ratios[others(run)].add(run.config.byzantine_ratio)
+    return [
+        run._replace(config=dataclasses.replace(run.config, byzantine_ratio=ratio))
+        for run in runs
+        for ratio in (run.config.attack == "none" and ratios[others(run)]) or [run.config.byzantine_ratio]
+    ]
+
+
+def choose_panels(runs: Sequence[Run], rows: str | None, columns: str | None) -> tuple[str, str]:
+    """The settings of rows and columns: as given, else what varies (attack, then ratio, first)."""
+    if rows is not None and rows == columns:
+        raise ConfigError(f"--rows and --columns are both {rows!r}; give two different settings")
+    free = [name for name in (*varying(runs, SETTINGS), *SETTINGS) if name not in (rows, columns)]
+    columns = columns or free[0]
+    return rows or next(name for name in free if name != columns), columns
+
+
+def panels(count: int, widest: int, size: float) -> tuple[Figure, np.ndarray]:
+    """A figure with `count` square panels, at most `widest` side by side."""
+    width = min(count, widest)
+    height = -(-count // width)
+    figure = Figure(figsize=(0.8 + size * width, 0.7 + size * height), layout="constrained")
+    axes = figure.subplots(height, width, squeeze=False).ravel()
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count]
+
+
+def times(run: Run, unit: str) -> np.ndarray:
+    """[E] when the run was evaluated, in epochs or rounds."""
+    return run.curves["round"] / (run.summary["rounds_per_epoch"] if unit == "epoch" else 1)
+
+
+def time_unit(runs: Sequence[Run]) -> str:
+    """'round' if some run does not know how many rounds an epoch has."""
+    return "epoch" if all("rounds_per_epoch" in run.summary for run in runs) else "round"
+
+
+@matplotlib.rc_context(STYLE)
+def worst_accuracy(
+    runs: Sequence[Run], rows: str, columns: str, names: Sequence[str], title: str = ""
+) -> list[Figure]:
+    """Worst-node accuracy, a line a rule, a panel for each two values of `rows` and `columns`.
+
+    Seeds are averaged; the band spans them. Columns that do not fit go on below, and what does not fit
+    there in a further figure. `names` are the rules of all figures, so that each keeps its colour.
+    """
+    lines, steps, unit = settings(runs, rows), settings(runs, columns), time_unit(runs)
+    width = min(len(steps), COLUMNS)
+    strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
+    height = ROWS // len(lines) * len(lines) or ROWS
+    shown = [name for name in names if name in settings(runs, "rule")]
+    seeds = len(settings(runs, "seed"))
+    note = f"mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else "one seed"
+    drawn = []
+    for page in (strips[i : i + height] for i in range(0, len(strips), height)):
+        size = (1.2 + 2.5 * width, 1.1 + 0.22 * len(shown) / min(width, 4) + 2 * len(page))
+        drawn.append(figure := Figure(figsize=size, layout="constrained"))
+        axes = figure.subplots(len(page), width, sharey=True, squeeze=False)
+        for axis_row, (line, strip) in zip(axes, page, strict=True):
+            for axis, step in zip(axis_row, strip, strict=False):
+                axis.set(title=textwrap.fill(words({columns: step}), 36), xlabel=unit)
+                here = [
+                    r for r in runs if (getattr(r.config, rows), getattr(r.config, columns)) == (line, step)
+                ]
+                _lines(axis, here, names, unit)
+            for axis in axis_row[len(strip) :]:
+                axis.remove()
+            axis_row[0].set_ylabel(textwrap.fill(words({rows: line}), 28))
+        axes[0, 0].set_ylim(-0.03, 1.03)
+        figure.suptitle(f"{title}, {note}" if title else note, fontsize=9)
+        figure.supylabel("worst benign node's test accuracy", fontsize=9)
+        handles = [axes[0, 0].plot([], [], **_style(names.index(name)))[0] for name in shown]
+        labels = [short("rule", name) for name in shown]
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(width, 4, len(shown)))
+    return drawn
+
+
+def _style(index: int) -> dict[str, Any]:
+    marker = MARKERS[(index + index // 8) % 8]  # the ninth line has the first's colour, not its marker
+    return {"color": COLOURS[index % 8], "marker": marker, "ls": DASHES[index % 8], "ms": 4, "lw": 1.2}
+
+
+def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
+    if not runs:
+        axis.text(0.5, 0.5, "no run", ha="center", transform=axis.transAxes, color="0.4")
+    for labels, own in split(runs, ["rule"]):
+        index, x = names.index(labels["rule"]), times(own[0], unit)
+        worst = np.stack([run.curves["worst"] for run in own])
+        offset = index % 4 / 4  # markers of close lines must not cover each other
+        axis.plot(x, worst.mean(0), markevery=(offset * 0.15, 0.2), **_style(index))
+        look = {"color": COLOURS[index % 8], "alpha": 0.6 / max(4, len(names)), "lw": 0}
+        axis.fill_between(x, worst.min(0), worst.max(0), **look)
+
+
+def final_worst(runs: Sequence[Run], columns: str) -> pd.DataFrame:
+    """Final worst accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
+    down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
+    table = pd.DataFrame(index=down, columns=across)
+    for labels, group in split(runs, ["rule", columns]):
+        table.loc[*labels.values()] = np.mean([run.summary["worst"] for run in group])
+    return table.astype(float)
+
+
+@matplotlib.rc_context(PLAIN)
+def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
+    """Final worst-node accuracy in per cent, rules by `columns`; the longer list goes down the page."""
+    table = final_worst(runs, columns)
+    table = table.rename(index=lambda v: short("rule", v), columns=lambda v: short(columns, v))
+    table = table.T if table.shape[1] > table.shape[0] else table
+    values, down, across = table.to_numpy(), table.index, table.columns
+    size = (1.6 + 0.075 * max(map(len, down)) + 0.55 * len(across), 1.4 + 0.28 * len(down))
+    figure = Figure(figsize=size, layout="constrained")
+    axis = figure.subplots()
+    axis.set_title(title, loc="left")
+    axis.set(ylabel=down.name.replace("_", " "), xlabel=across.name.replace("_", " "))
+    image = axis.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    axis.set_xticks(range(len(across)), across, rotation=40, ha="right", rotation_mode="anchor")
+    axis.set_yticks(range(len(down)), down)
+    for (i, j), value in np.ndenumerate(values):
+        text = "" if np.isnan(value) else f"{100 * value:.0f}"
+        axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
+    figure.colorbar(image, label="worst node's\naccuracy (cells: %)", pad=0.02)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def node_accuracy(runs: Sequence[Run]) -> Figure:
+    """Every benign node's accuracy, a panel a run: who is ruined, and when."""
+    figure, axes = panels(len(runs), 4, 2.6)
+    unit = time_unit(runs)
+    for axis, run in zip(axes, runs, strict=True):
+        each = axis.plot(times(run, unit), run.curves["accuracy"], color=COLOURS[6], lw=0.8)
+        worst = axis.plot(times(run, unit), run.curves["worst"], color=COLOURS[0], ls="--", lw=1.5)
+        axis.set(title=run_words(run), ylim=(-0.03, 1.03), xlabel=unit, ylabel="test accuracy")
+    labels = ["each benign node", "the worst at that time"]
+    figure.legend([each[0], worst[0]], labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+def run_words(run: Run) -> str:
+    """A run as the title of a panel, two lines."""
+    rule, attack = (short(name, getattr(run.config, name)) for name in ("rule", "attack"))
+    return f"{rule}, seed {run.config.seed}\n{attack}, ratio {run.config.byzantine_ratio:g}"
+
+
+def time_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Seconds by rule and, where they vary, by the settings that cost.
+
+    A round is training, attack and aggregation; in runs that did not time their compilation it is in there.
+    """
+    costly = ["rule", *varying(runs, ("dataset", "model", "nodes", "topology", "batch_size"))]
+    lines = []
+    for labels, group in split(runs, costly):
+        spent = pd.DataFrame([run.summary["seconds"] for run in group])
+        rounds = spent["rounds"] / [run.config.rounds for run in group]
+        lines.append({name: short(name, value) for name, value in labels.items()} | {"runs": len(group)})
+        lines[-1] |= {"round": rounds.mean(), "lowest": rounds.min(), "highest": rounds.max()}
+        lines[-1] |= {name: spent[name].mean() for name in ("evaluation", "compilation") if name in spent}
+    return pd.DataFrame(lines)
+
+
+def figures(
+    runs: Sequence[Run], rows: str | None = None, columns: str | None = None
+) -> Iterator[tuple[str, Figure, pd.DataFrame | None]]:
+    """(name, figure, a heat map's numbers), one for each combination of what else varies."""
+    runs = at_every_ratio(runs)
+    rows, columns = choose_panels(runs, rows, columns)
+    names, varied = settings(runs, "rule"), varying(runs, SETTINGS)
+    for labels, group in split(runs, [name for name in varied if name not in (rows, columns)]):
+        pages = worst_accuracy(group, rows, columns, names, words(labels))
+        for number, figure in enumerate(pages, 1):
+            yield file_name("worst_accuracy", labels) + (f"_page{number}" if number > 1 else ""), figure, None
+    for labels, group in split(runs, [name for name in varied if name != columns]):
+        if len(varying(group, ("rule", columns))) == 2:
+            figure = heat_map(group, columns, words(labels))
+            yield file_name("heat_map", labels), figure, final_worst(group, columns)
+
+
+def file_name(stem: str, labels: dict[str, Any]) -> str:
+    """'heat_map', {'nodes': 20} -> 'heat_map_nodes_20'."""
+    return re.sub(r"[^\w.=-]+", "_", f"{stem} {words(labels)}").rstrip("_")
+
+
+def draw_all(
+    runs: Sequence[Run], folder: Path, rows: str | None = None, columns: str | None = None
+) -> list[Path]:
+    """The figures of a sweep; returns the paths of the PNGs, beside which lie PDFs and CSVs."""
+    drawn = list(figures(runs, rows, columns))
     if len(runs) <= 3:
-        paths.append(folder / "node_accuracy.png")
-        node_accuracy(runs, paths[-1])
-    if len(varying(runs, ("rule", "attack"))) == 2:
-        settings = [name for name in PANELS if name != "attack"]
-        groups = collections.defaultdict(list)
-        for run in runs:
-            groups[tuple(getattr(run.config, name) for name in settings)].append(run)
-        # A run without attackers has ratio 0; it belongs to every ratio of its other settings.
-        ratio = settings.index("byzantine_ratio")
-        free = {key: groups.pop(key) for key in list(groups) if key[ratio] == 0}
-        for number, (key, group) in enumerate(groups.items(), 1):
-            same = free.get((*key[:ratio], 0.0, *key[ratio + 1 :]), [])
-            paths.append(folder / (f"heat_map_{number}.png" if len(groups) > 1 else "heat_map.png"))
-            title = [_words(k, v) for k, v in zip(settings, key, strict=True) if k in varying(runs, settings)]
-            heat_map([*same, *group], paths[-1], ", ".join(title))
-    return paths
+        drawn.append(("node_accuracy", node_accuracy(runs), None))
+    for name, figure, numbers in drawn:
+        for suffix in ("png", "pdf"):
+            figure.savefig(folder / f"{name}.{suffix}", dpi=150)
+        if numbers is not None:
+            numbers.to_csv(folder / f"{name}.csv", float_format="%.4f")
+    return [folder / f"{name}.png" for name, _, _ in drawn]
 
 
-def main(argv: Sequence[str]) -> int | None:
-    folder = Path(flags.FLAGS.results)
-    if len(argv) > 1 or not (runs := load_runs(folder)):
-        print(f"error: no finished run in {folder}; give --results=FOLDER of a sweep", file=sys.stderr)
-        return 2
-    print(*draw_all(runs, folder), sep="\n")
-    return None
+def read_runs(folders: Sequence[str]) -> list[Run]:
+    """The runs of several folders, each once."""
+    runs = {run.config: run for folder in folders for run in load_runs(folder)}
+    if not runs:
+        raise ConfigError(f"no finished run in {', '.join(folders)}; give --results=FOLDER of a sweep")
+    return list(runs.values())
+
+
+def command(work: Callable[[list[Run], Path], None]) -> None:
+    """Defines the flags that plot and report share, and calls `work` with the runs and where to write."""
+    flags.DEFINE_multi_string("results", ["results"], "Folder of a sweep; repeat to read several as one.")
+    flags.DEFINE_string("out", None, "Folder to write to; unset: the first of --results.")
+    for name in ("rows", "columns"):
+        flags.DEFINE_enum(
+            name, None, SETTINGS, f"Setting by which {name} of panels differ; unset: what varies."
+        )
+
+    def main(argv: Sequence[str]) -> int | None:
+        values = flags.FLAGS
+        try:
+            if argv[1:]:
+                raise ConfigError(f"unknown argument {argv[1]!r}; give flags")
+            return work(read_runs(values.results), open_folder(values.out or values.results[0]))
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    app.run(main)
+
+
+def plot(runs: list[Run], folder: Path) -> None:
+    """Draws everything and prints the time table."""
+    paths = draw_all(runs, folder, flags.FLAGS.rows, flags.FLAGS.columns)
+    table = time_table(runs)
+    table.to_csv(folder / "time_table.csv", float_format="%.6f", index=False)
+    print("seconds: of a round (mean, lowest and highest run), of all evaluations of a run, of compilation")
+    print(
+        table.to_string(index=False, float_format="%.4f", na_rep=""),
+        *paths,
+        folder / "time_table.csv",
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("results", "results", "Folder of a sweep.")
-    app.run(main)
+    command(plot)

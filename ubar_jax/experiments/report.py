@@ -1,0 +1,236 @@
+"""One self-contained page of results: `python -m ubar_jax.experiments.report --results=FOLDER`.
+
+Writes report.html: a summary table, all figures of `plot` (--rows and --columns as there), the networks with
+their attackers, every node's accuracy and who accepted whom in each rule's worst run, times, the command and
+versions. Repeat --results to read several folders as one.
+"""
+
+import base64
+import collections
+import contextlib
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import networkx as nx
+import numpy as np
+import pandas as pd
+from absl import flags
+from matplotlib.figure import Figure
+
+from ubar_jax import topology
+from ubar_jax.experiments import plot
+from ubar_jax.registry import ConfigError
+from ubar_jax.results import Run
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 16px/1.5 sans-serif; color: #111; background: #fff; max-width: 70rem; margin: 1rem auto }}
+body {{ padding: 0 1rem }}
+h2 {{ border-top: 1px solid #bbb; margin-top: 2rem; padding-top: 1rem }}
+h1, pre, p {{ overflow-wrap: anywhere }}
+img {{ max-width: 100%; height: auto }}
+figure {{ margin: 1rem 0 }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums }}
+th, td {{ border-bottom: 1px solid #ccc; padding: 0.2rem 1rem 0.2rem 0; text-align: left }}
+th, td {{ white-space: nowrap }}
+pre {{ background: #f2f2f2; padding: 0.6rem; white-space: pre-wrap }}
+</style></head>
+<body>
+<h1>{title}</h1>
+<nav><ul>{links}</ul></nav>
+{sections}
+</body></html>
+"""
+SUMMARY = """Final accuracy on the whole test set: of the worst benign node (mean over seeds, and the lowest
+seed), and the mean of all benign nodes."""
+FIGURES = """The worst benign node. Runs without attackers have no Byzantine ratio and are shown at each. Heat
+maps are drawn where rules and the setting of the columns both vary."""
+NETWORKS = "One for every topology, number of nodes and number of attackers, each at its first seed."
+NODES = "Of each rule the run whose worst node ended lowest, over all attacks, settings and seeds."
+EDGES = """In the same runs: the share of rounds in which a node (row) accepted what a neighbour (column)
+sent. Byzantine senders are right of the line, under the bar. Blank: not neighbours."""
+TIME = """Seconds: of a round (mean, lowest and highest run), of all evaluations of a run, of compilation. A
+round is training, attack and aggregation; where compilation was not timed, it is in there."""
+BAD = plot.COLOURS[1]
+
+
+def report(
+    runs: Sequence[Run], folders: Sequence[Path], rows: str | None = None, columns: str | None = None
+) -> str:
+    """The page; the commands and failures of `folders` are in it."""
+    worst = [
+        min(group, key=lambda run: (run.summary["worst"], run.config.seed))
+        for _, group in plot.split(runs, ["rule"])
+    ]
+    figures = [image(name, figure) for name, figure, _ in plot.figures(runs, rows, columns)]
+    sections = {
+        "Summary": [text(SUMMARY), *summary(runs), *failures(folders)],
+        "Figures": [text(FIGURES), *figures],
+        "Networks": [text(NETWORKS), *networks(runs)],
+        "Every node": [text(NODES), image("accuracy of every benign node", plot.node_accuracy(worst))],
+        "Accepted edges": [text(EDGES), *accepted(worst)],
+        "Time": [text(TIME), table(plot.time_table(runs))],
+        "How it was run": [*map(provenance, folders), *versions(runs)],
+    }
+    ids = {name: name.lower().replace(" ", "-") for name in sections}
+    return PAGE.format(
+        title=html.escape(f"{len(runs)} runs in {', '.join(map(str, folders))}"),
+        links="".join(f'<li><a href="#{ids[name]}">{name}</a></li>' for name in sections),
+        sections="\n".join(
+            f'<section id="{ids[name]}"><h2>{name}</h2>\n{"".join(parts)}</section>'
+            for name, parts in sections.items()
+        ),
+    )
+
+
+def text(words: str, tag: str = "p") -> str:
+    return f"<{tag}>{html.escape(words)}</{tag}>\n"
+
+
+def table(frame: pd.DataFrame) -> str:
+    inside = frame.to_html(index=False, border=0, justify="left", na_rep="", float_format="{:.4f}".format)
+    return f'<div class="wide">{inside}</div>\n'
+
+
+def image(name: str, figure: Figure) -> str:
+    """A figure inside the page."""
+    figure.savefig(buffer := io.BytesIO(), format="png", dpi=120)
+    inside = base64.b64encode(buffer.getvalue()).decode()
+    alt = html.escape(name.replace("_", " "))
+    return f'<figure><img alt="{alt}" src="data:image/png;base64,{inside}"></figure>\n'
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Final accuracy by rule and what varies, seeds together; and the settings that all runs share."""
+    varied = ["rule", *plot.varying(runs, plot.SETTINGS)]
+    lines = []
+    for labels, group in plot.split(runs, varied):
+        worst, mean = ([run.summary[name] for run in group] for name in ("worst", "mean"))
+        lines.append({name.replace("_", " "): plot.short(name, value) for name, value in labels.items()})
+        lines[-1] |= {"seeds": len(group), "worst node": f"{np.mean(worst):.1%}"}
+        lines[-1] |= {"lowest seed": f"{min(worst):.1%}", "mean": f"{np.mean(mean):.1%}"}
+        lines[-1] |= {"diverged": sum(run.summary["diverged"] is not None for run in group)}
+    shared = [f"{n}={getattr(runs[0].config, n)}" for n in plot.SETTINGS if n not in varied]
+    return [table(pd.DataFrame(lines)), text(f"In all runs: {', '.join(shared)}.")]
+
+
+def failures(folders: Sequence[Path]) -> list[str]:
+    """The runs that failed, if any."""
+    paths = [path for folder in folders for path in sorted(folder.glob("[!.]*/failed.json"))]
+    failed = [json.loads(path.read_text()) for path in paths]
+    lines = [
+        {name: str(run["config"].get(name)) for name in ("rule", "attack", "byzantine_ratio", "seed")}
+        | {"error": run["error"].strip().split("\n")[-1], "folder": str(path.parent)}
+        for run, path in zip(failed, paths, strict=True)
+    ]
+    return [text("Failed runs", "h3"), table(pd.DataFrame(lines))] if lines else []
+
+
+def network(run: Run) -> nx.Graph:
+    spec = topology.topologies.parse(run.config.topology)
+    return topology.build(spec, run.config.nodes, run.config.byzantine, run.config.seed)
+
+
+def networks(runs: Sequence[Run]) -> list[str]:
+    """The networks of the runs, drawn; those that cannot be built again are named."""
+    first, graphs, lost = {}, [], []
+    for _, (run, *_) in plot.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
+        first.setdefault((run.config.topology, run.config.nodes, run.config.byzantine), run)
+    for run in first.values():
+        try:
+            graphs.append((run, network(run)))
+        except ConfigError as error:  # a plugin's topology, a graph file that is gone
+            lost.append(text(f"{run.config.topology} cannot be drawn: {error}"))
+    return ([image("networks with their attackers", draw_networks(graphs))] if graphs else []) + lost
+
+
+@matplotlib.rc_context(plot.PLAIN)
+def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
+    """A panel a network: benign nodes are light circles, Byzantine ones dark squares."""
+    figure, axes = plot.panels(len(graphs), 3, 3.2)
+    for axis, (run, graph) in zip(axes, graphs, strict=True):
+        benign, places = run.config.nodes, nx.kamada_kawai_layout(graph)
+        width = np.clip(80 / graph.number_of_edges(), 0.25, 0.8)
+        for a, b in graph.edges:
+            look = {"color": BAD, "ls": ":"} if max(a, b) >= benign else {"color": "0.6", "ls": "-"}
+            axis.plot(*zip(places[a], places[b], strict=True), lw=width, zorder=1, **look)
+        shapes = {"benign": ("o", "#CFE8F7", "black"), "Byzantine": ("s", BAD, "white")}
+        for kind, (marker, colour, ink) in shapes.items():
+            nodes = [node for node in graph if (node >= benign) == (kind == "Byzantine")]
+            x, y = np.reshape([places[node] for node in nodes], (-1, 2)).T
+            size = max(30, 200 - 2 * len(graph))
+            axis.scatter(x, y, size, colour, marker=marker, edgecolors="black", zorder=2, label=kind)
+            for node in nodes if len(graph) <= 60 else ():
+                axis.annotate(node, places[node], ha="center", va="center", fontsize=6, color=ink, zorder=3)
+        where = f"{plot.short('topology', run.config.topology)}, seed {run.config.seed}"
+        axis.set_title(f"{where}\n{benign} benign, {len(graph) - benign} Byzantine")
+        axis.axis("off")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def accepted(runs: Sequence[Run]) -> list[str]:
+    """The picture of accepted edges, and the names of rules that have none."""
+    selecting = [run for run in runs if run.curves["accepted"].any()]
+    others = [plot.short("rule", run.config.rule) for run in runs if not run.curves["accepted"].any()]
+    parts = [image("accepted edges", accepted_edges(selecting))] if selecting else []
+    if others:
+        why = "a coordinate-wise rule mixes values of all messages"
+        parts.append(text(f"No whole message was accepted by {', '.join(others)}: {why}."))
+    return parts
+
+
+@matplotlib.rc_context(plot.PLAIN)
+def accepted_edges(runs: Sequence[Run]) -> Figure:
+    """Share of rounds in which the receiver (row) accepted the sender (column), a panel a run."""
+    figure, axes = plot.panels(len(runs), 3, 3.2)
+    for axis, run in zip(axes, runs, strict=True):
+        share = run.curves["accepted"] / run.config.rounds
+        benign, n = share.shape
+        with contextlib.suppress(ConfigError):  # if it cannot be built again, nothing is blank
+            share[nx.to_numpy_array(network(run), nodelist=range(n))[:benign] == 0] = np.nan
+        picture = axis.imshow(share, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+        if n > benign:
+            axis.axvline(benign - 0.5, color=BAD, lw=2)
+            above = {"transform": axis.get_xaxis_transform(), "clip_on": False, "solid_capstyle": "butt"}
+            axis.plot([benign - 0.5, n - 0.5], [1.02, 1.02], color=BAD, lw=4, **above)
+        axis.set_title(plot.run_words(run), pad=8)
+        axis.set(xlabel=f"sender (Byzantine: {benign} and up)" if n > benign else "sender", ylabel="receiver")
+        axis.locator_params(integer=True)
+    figure.colorbar(picture, ax=axes, label="share of rounds accepted", pad=0.02, aspect=30)
+    return figure
+
+
+def provenance(folder: Path) -> str:
+    """The command of a sweep's folder and what else the sweep noted."""
+    path = folder / "sweep.json"
+    noted = json.loads(path.read_text()) if path.exists() else {}
+    command = noted.pop("command", "command not recorded")
+    return (
+        text(str(folder), "h3")
+        + text(command, "pre")
+        + (text(json.dumps(noted, indent=1), "pre") if noted else "")
+    )
+
+
+def versions(runs: Sequence[Run]) -> list[str]:
+    """The software and device that the runs noted."""
+    said = [f"{json.dumps(run.summary['versions'])} on {run.summary['device']}" for run in runs]
+    return [text(f"{count} runs noted {words}") for words, count in collections.Counter(said).items()]
+
+
+def write(runs: list[Run], out: Path) -> None:
+    page = report(runs, [Path(f) for f in flags.FLAGS.results], flags.FLAGS.rows, flags.FLAGS.columns)
+    (out / "report.html").write_text(page, encoding="utf-8")
+    print(out / "report.html")
+
+
+if __name__ == "__main__":
+    plot.command(write)
