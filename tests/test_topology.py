@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ubar_jax.registry import ConfigError
-from ubar_jax.topology import build, round_up, to_arrays, topologies
+from ubar_jax.topology import benign_slots, build, round_up, to_arrays, topologies
 
 GENERATED = [name for name in topologies.parts if name != "file"]
 
@@ -117,3 +117,14 @@ def test_the_suggested_connection_ratio_works():
     for n in (5, 10, 30, 100):
         enough = min(1.0, np.ceil(100 * (np.log(n) + 2) / n) / 100)
         build(topologies.parse(f"erdos_renyi(connection={enough})"), n, 0, seed=0)
+
+
+def test_benign_neighbours_are_in_the_first_slots():
+    for seed in range(5):
+        network = build(topologies.parse("erdos_renyi(connection=0.3)"), 20, 12, seed)
+        graph = to_arrays(network)
+        width = benign_slots(graph, 20)
+        assert width < graph.mask.shape[1]
+        benign = graph.mask & (graph.neighbours < 20)
+        assert not benign[:, width:].any()
+        assert benign.sum(1).max() == max(sum(v < 20 for v in network[u]) for u in network) <= width

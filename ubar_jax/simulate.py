@@ -38,6 +38,7 @@ class Program:
     schedule: Spec
     benign: int
     byzantine: int
+    benign_slots: int
     trained: int
     pairs: int
     batch: int
@@ -125,6 +126,7 @@ def prepare(config: Config) -> Experiment:
         schedule=schedules.parse(config.schedule),
         benign=benign,
         byzantine=byzantine,
+        benign_slots=topology.benign_slots(graph, benign),
         trained=trained,
         pairs=topology.round_up(int(np.sum(traits["pairs"](degree, count)))),
         batch=config.batch_size,
@@ -170,6 +172,7 @@ def compiled(program: Program) -> tuple[Callable, Callable]:
         program.classes,
         program.benign,
         program.byzantine,
+        program.benign_slots,
         program.pairs,
     )
 
