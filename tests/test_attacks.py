@@ -1,6 +1,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ubar_jax.registry import ConfigError
 from ubar_jax.round import ravel
 from ubar_jax.rules import rules
 from ubar_jax.testing import check_attack, random_scene, view_of
+from ubar_jax.unnoticed import largest
 
 SPECS = [
     *attacks.parts,
@@ -66,6 +68,28 @@ def test_the_searched_gamma_is_maximal(spec):
             assert reference.krum_takes(view, a, seen.mean(0) + 0.999 * step), (seed, a)
             assert not reference.krum_takes(view, a, seen.mean(0) + 1.01 * step), (seed, a)
     assert searched > 10
+
+
+def test_the_largest_gamma_below_a_limit_is_found():
+    limits = jnp.array([0.0, 3e-7, 0.02, 1.0, 7.3, 4e5, 1e9])
+    expected = np.minimum(limits, 1e6)
+    found = largest(lambda gamma: (gamma <= limits) & (gamma > 0), len(limits))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert (found <= expected).all()
+    one_by_one = jax.vmap(lambda limit: largest(lambda gamma: (gamma <= limit) & (gamma > 0), 1))(limits)
+    np.testing.assert_allclose(one_by_one[:, 0], expected, rtol=1e-4)
+
+
+def test_a_search_ends_with_the_last_attacker():
+    tried = []
+
+    def chosen(gamma):
+        jax.debug.callback(lambda gamma: tried.append(gamma), gamma)
+        return gamma <= jnp.array([0.3, 5.0])
+
+    largest(chosen, 2)
+    jax.effects_barrier()
+    assert 15 <= len(tried) <= 20
 
 
 @pytest.mark.parametrize("direction", ["std", "sign", "unit"])

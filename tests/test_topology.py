@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ubar_jax.registry import ConfigError
-from ubar_jax.topology import build, round_up, to_arrays, topologies
+from ubar_jax.topology import benign_slots, build, round_up, to_arrays, topologies
 
 GENERATED = [name for name in topologies.parts if name != "file"]
 
@@ -45,7 +45,7 @@ def test_arrays_hold_the_graph_sorted_and_padded():
 
 def test_sizes_are_rounded_up_to_a_few():
     sizes = {round_up(k) for k in range(1, 129)}
-    assert len(sizes) <= 25 and all(k <= round_up(k) <= 1.25 * k + 1 for k in range(1, 1000))
+    assert len(sizes) <= 25 and all(k <= round_up(k) <= 1.25 * k + 3 for k in range(1, 1000))
 
 
 def test_star_hub_is_benign_and_ring_can_hold_many_attackers():
@@ -117,3 +117,14 @@ def test_the_suggested_connection_ratio_works():
     for n in (5, 10, 30, 100):
         enough = min(1.0, np.ceil(100 * (np.log(n) + 2) / n) / 100)
         build(topologies.parse(f"erdos_renyi(connection={enough})"), n, 0, seed=0)
+
+
+def test_benign_neighbours_are_in_the_first_slots():
+    for seed in range(5):
+        network = build(topologies.parse("erdos_renyi(connection=0.3)"), 20, 12, seed)
+        graph = to_arrays(network)
+        width = benign_slots(graph, 20)
+        assert width < graph.mask.shape[1]
+        benign = graph.mask & (graph.neighbours < 20)
+        assert not benign[:, width:].any()
+        assert benign.sum(1).max() == max(sum(v < 20 for v in network[u]) for u in network) <= width

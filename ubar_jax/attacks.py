@@ -27,10 +27,10 @@ from ubar_jax.unnoticed import (
     Quadratics,
     Seen,
     average_of,
-    distances_from,
     honest_distances,
     krum_chooses,
     largest,
+    quadratics,
     seen_by_attackers,
 )
 
@@ -181,10 +181,8 @@ def mhamdi(
         along = jnp.broadcast_to(jnp.sum(seen.honest, axis=1)[None], (view.byzantine, view.benign))
         square = jnp.full((view.byzantine, 1), float(view.own.shape[1]))
     if isinstance(gamma, str):
-        mean_along = jnp.sum(seen.mean * direction, axis=1, keepdims=True)
-        distances = Quadratics(distances_from(seen, seen.mean), mean_along - along, square)
         if surrogate == "krum":
-            chosen = krum_chooses(view, seen, distances)
+            chosen = krum_chooses(view, seen, quadratics(seen, along, square))
         else:
             chosen = _deployed_chooses(view, seen, direction)
         gamma = largest(chosen, view.byzantine)[:, None]
@@ -227,6 +225,18 @@ def _least_nonzero(square: Array) -> Array:
     return jnp.maximum(square, 1e-30)
 
 
+def _widest(seen: Seen) -> Array:
+    """[f] the largest squared distance between two seen models."""
+    both = seen.adjacent[:, :, None] & seen.adjacent[:, None, :]
+    return jnp.max(jnp.where(both, honest_distances(seen)[None], 0), axis=(1, 2))
+
+
+def _against(seen: Seen, delta: Array) -> Quadratics:
+    """The quadratics of mu - lambda delta, delta [f, d]."""
+    along = jnp.matmul(-delta, seen.honest.T, precision=linalg.HIGHEST)
+    return quadratics(seen, along, jnp.sum(jnp.square(delta), axis=1, keepdims=True))
+
+
 @attacks.register
 def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
     """mu - lambda delta, no farther from any seen vector than two seen ones are apart.
@@ -236,15 +246,10 @@ def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
     """
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
-    both = seen.adjacent[:, :, None] & seen.adjacent[:, None, :]
-    widest = jnp.max(jnp.where(both, honest_distances(seen)[None], 0), axis=(1, 2))[:, None]
-    base = distances_from(seen, seen.mean)
-    slope = jnp.sum(delta * seen.mean, axis=1, keepdims=True) - jnp.matmul(
-        delta, seen.honest.T, precision=linalg.HIGHEST
-    )
-    square = _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
-    room = jnp.maximum(jnp.square(slope) + square * (widest - base), 0)
-    roots = jnp.where(seen.adjacent, (slope + jnp.sqrt(room)) / square, jnp.inf)
+    base, slope, square = _against(seen, delta)
+    square = _least_nonzero(square)
+    room = jnp.maximum(jnp.square(slope) + square * (_widest(seen)[:, None] - base), 0)
+    roots = jnp.where(seen.adjacent, (jnp.sqrt(room) - slope) / square, jnp.inf)
     strength = jnp.min(roots, axis=1, keepdims=True)
     return seen.centre + seen.mean - jnp.where(jnp.isfinite(strength), strength, 0) * delta
 
@@ -259,10 +264,11 @@ def min_sum(key: Array, view: View, direction: DIRECTION = "std") -> Array:
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
     sums = jnp.matmul(seen.adjacent.astype(jnp.float32), honest_distances(seen), precision=linalg.HIGHEST)
-    most = jnp.max(jnp.where(seen.adjacent, sums, 0), axis=1, keepdims=True)
-    base = jnp.sum(jnp.where(seen.adjacent, distances_from(seen, seen.mean), 0), axis=1, keepdims=True)
-    square = seen.count * _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
-    return seen.centre + seen.mean - jnp.sqrt(jnp.maximum(most - base, 0) / square) * delta
+    sums = jnp.where(seen.adjacent, sums, 0)
+    # The distances to the mean sum to half the mean of those sums.
+    room = jnp.max(sums, axis=1, keepdims=True) - jnp.sum(sums, axis=1, keepdims=True) / (2 * seen.count)
+    square = _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
+    return seen.centre + seen.mean - jnp.sqrt(jnp.maximum(room, 0) / (seen.count * square)) * delta
 
 
 def _moves(view: View, seen: Seen) -> Array:
@@ -279,23 +285,22 @@ def fang_krum(key: Array, view: View) -> Array:
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)
-    d = view.own.shape[1]
-    base = distances_from(seen, seen.mean)
-    along = jnp.matmul(moves, seen.honest.T, precision=linalg.HIGHEST)
-    slope = along - jnp.sum(moves * seen.mean, axis=1, keepdims=True)  # E is -s
-    square = jnp.sum(jnp.square(moves), axis=1, keepdims=True)
-    chosen = krum_chooses(view, seen, Quadratics(base, slope, square))
-    both = seen.adjacent[:, :, None] & seen.adjacent[:, None, :]
-    widest = jnp.max(jnp.where(both, honest_distances(seen)[None], 0), axis=(1, 2))
-    farthest = jnp.max(jnp.where(seen.adjacent, base, 0), axis=1)
-    start = (jnp.sqrt(widest) + jnp.sqrt(farthest)) / math.sqrt(d)
+    distances = _against(seen, moves)
+    chosen = krum_chooses(view, seen, distances)
+    farthest = jnp.max(jnp.where(seen.adjacent, distances.base, 0), axis=1)
+    start = (jnp.sqrt(_widest(seen)) + jnp.sqrt(farthest)) / math.sqrt(view.own.shape[1])
 
-    def halve(_, strength):
-        return jnp.where(chosen(strength), strength, strength / 2)
+    def halve(state):
+        halvings, strength, taken = state
+        strength = jnp.where(taken, strength, strength / 2)
+        return halvings + 1, strength, chosen(strength)
 
-    strength = lax.fori_loop(0, 40, halve, start)
-    strength = jnp.where(chosen(strength), strength, 0)[:, None]
-    return seen.centre + seen.mean - strength * moves
+    def go_on(state):
+        halvings, strength, taken = state
+        return (halvings < 40) & jnp.any(~taken & (strength > 0))
+
+    _, strength, taken = lax.while_loop(go_on, halve, (0, start, chosen(start)))
+    return seen.centre + seen.mean - jnp.where(taken, strength, 0)[:, None] * moves
 
 
 @attacks.register

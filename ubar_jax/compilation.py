@@ -65,6 +65,7 @@ def lower_chunk(program: Program, width: int = 1) -> jax.stages.Lowered:
         program.learner.classes,
         program.benign,
         program.byzantine,
+        program.benign_slots,
         program.pairs,
     )
 

@@ -43,6 +43,7 @@ class Program:
     schedule: Spec
     benign: int
     byzantine: int
+    benign_slots: int
     trained: int
     slots: int
     pairs: int
@@ -127,6 +128,7 @@ def prepare(config: Config) -> Experiment:
         schedule=schedules.parse(config.schedule),
         benign=benign,
         byzantine=byzantine,
+        benign_slots=topology.benign_slots(graph, benign),
         trained=trained,
         slots=graph.mask.shape[1],
         pairs=topology.round_up(int(np.sum(traits["pairs"](degree, count)))),

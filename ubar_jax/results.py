@@ -46,25 +46,33 @@ class DamagedError(Exception):
     """A result file that cannot be read; the message names it."""
 
 
+def open_folder(folder: str | Path) -> Path:
+    """The folder, made if need be, after writing to it was tried."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another "
+            "with --results"
+        ) from error
+    return folder
+
+
 @contextlib.contextmanager
 def owned(folder: str | Path, command: str) -> Iterator[Path]:
-    """The folder, made if need be, for this process alone: a lock that dies with the process."""
-    folder = Path(folder)
-    with contextlib.ExitStack() as stack:
+    """The folder, for this process alone: held by a lock that dies with the process."""
+    folder = open_folder(folder)
+    with (folder / ".lock").open("a+") as lock:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / ".lock").open("a+"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
             raise ConfigError(
                 f"results folder {str(folder)!r} is in use by {lock.read() or 'another process'}; wait for "
                 "it, stop it, or choose another folder with --results"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another "
-                "with --results"
             ) from error
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}: {command}")

@@ -22,6 +22,7 @@ def make_round(
     classes: int,
     benign: int,
     byzantine: int,
+    benign_slots: int,
     pairs: int,
 ) -> Callable:
     """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
@@ -59,7 +60,7 @@ def make_round(
 
         sent = own[:benign]
         if byzantine:
-            view = View(own, update, graph, benign, byzantine, state.t, mix)
+            view = View(own, update, graph, benign, byzantine, benign_slots, state.t, mix)
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).

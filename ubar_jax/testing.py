@@ -256,7 +256,8 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
         inbox = inbox_of(scene.own[:benign], sent, scene.graph, scene.targets, scene.count)
         return aggregate(deployed, inbox)
 
-    return View(scene.own, scene.update, scene.graph, benign, byzantine, scene.t, mix)
+    benign_slots = benign  # of any graph, so that an attack is compiled once
+    return View(scene.own, scene.update, scene.graph, benign, byzantine, benign_slots, scene.t, mix)
 
 
 def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10) -> None:

@@ -203,9 +203,14 @@ def to_arrays(graph: nx.Graph) -> Graph:
     return Graph(neighbours, mask)
 
 
+def benign_slots(graph: Graph, benign: int) -> int:
+    """How many first slots hold all benign neighbours of any node, rounded up; they have the smallest ids."""
+    return round_up(int(np.max(np.sum(graph.mask & (graph.neighbours < benign), axis=1))))
+
+
 def round_up(size: int) -> int:
-    """The next of a few sizes (quarter steps between powers of two), so that programs are shared."""
-    step = max(1, 2 ** (max(size - 1, 1).bit_length() - 3))
+    """The next of a few sizes (fours, then quarters between powers of two): programs are shared."""
+    step = max(4, 2 ** (max(size - 1, 1).bit_length() - 3))
     return -(-size // step) * step
 
 

@@ -79,6 +79,7 @@ class View(NamedTuple):
     graph: Graph  # [n, K]
     benign: int  # n_b (static)
     byzantine: int  # f (static)
+    benign_slots: int  # H: all benign neighbours of any node are in its first H slots (static)
     t: Array  # [] int32
     deployed: Callable[[Array], tuple]  # messages [n, d] -> what the rule makes of them, (mixed, info)
 

@@ -13,6 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -184,6 +185,7 @@ def attack_costs(repeats: int) -> dict[str, Any]:
         step = timed(lambda own, batch: nn.each(gradient, own, batch), scene.own[:NODES], arrays)
         (rows[f"training, batch {batch}"],) = cpu_seconds([step], repeats)
     network = topology.erdos_renyi(0, (NODES, NODES), CONNECTION)
+    benign_slots = topology.benign_slots(topology.to_arrays(network), NODES)
     for name in attacks.parts:
         attack = attacks.parse(name)
         setup = attack.part.traits["setup"]
@@ -194,7 +196,8 @@ def attack_costs(repeats: int) -> dict[str, Any]:
         def send(key, arrays, count, numbers, attack=attack):
             own, graph, *_ = arrays
             now = jnp.asarray(1000, jnp.int32)
-            view = View(own, -own, graph, NODES, NODES, now, lambda sent: mix(arrays, count, sent))
+            deployed = partial(mix, arrays, count)
+            view = View(own, -own, graph, NODES, NODES, benign_slots, now, deployed)
             return attack(key, view, **numbers)
 
         (rows[name],) = cpu_seconds([timed(send, key, scene[:4], count, numbers)], repeats)

@@ -304,11 +304,10 @@ def draw_all(
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
-    """The runs of several folders, each once."""
-    runs = {run.config: run for folder in folders for run in load_runs(folder)}
-    if not runs:
+    """The runs of several folders as one."""
+    if not (runs := load_runs(*folders)):
         raise ConfigError(f"no finished run in {', '.join(folders)}; give --results=FOLDER of a sweep")
-    return list(runs.values())
+    return runs
 
 
 def command(work: Callable[[list[Run], Path], None]) -> None:
