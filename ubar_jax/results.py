@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -188,7 +189,7 @@ def load_run(folder: Path) -> Run:
         path = folder / "config.json"
         config = Config(**json.loads(path.read_text()))
         path = folder / "curves.npz"
-        with np.load(path) as arrays:
+        with np.load(io.BytesIO(path.read_bytes())) as arrays:
             curves = dict(arrays)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, ConfigError):

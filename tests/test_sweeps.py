@@ -1,0 +1,266 @@
+"""Sweeps: grouping, continuing, failing, and that nothing is lost."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from ubar_jax import Config, ConfigError, results, rules, simulate, sweeps
+from ubar_jax.compilation import compiled_chunk
+from ubar_jax.config import canonical
+from ubar_jax.experiment import prepare
+from ubar_jax.groups import estimate, grouped, in_batches
+from ubar_jax.simulate import run
+
+ROOT = Path(__file__).parents[1]
+BASE = Config(
+    attack="gaussian", byzantine_ratio=0.3, topology="complete", batch_size=16, rounds=5, eval_every=3
+)
+TIMES = ("seconds", "versions")
+
+
+def varied(**lists):
+    """Canonical configs, one for every value of one field."""
+    [(name, values)] = lists.items()
+    return [canonical(dataclasses.replace(BASE, **{name: value}))[0] for value in values]
+
+
+def assert_same(folder: Path, other: Path):
+    """Both folders have the same runs with the same numbers, bit for bit, times aside."""
+    names = sorted(p.parent.name for p in folder.glob(results.RUNS))
+    assert names and names == sorted(p.parent.name for p in other.glob(results.RUNS))
+    for name in names:
+        one, two = (results.load_run(f / name) for f in (folder, other))
+        assert one.config == two.config and one.curves.keys() == two.curves.keys()
+        for key in one.curves.keys() - {"seconds"}:
+            np.testing.assert_array_equal(one.curves[key], two.curves[key], err_msg=key)
+        assert {k: v for k, v in one.summary.items() if k not in TIMES} == {
+            k: v for k, v in two.summary.items() if k not in TIMES
+        }
+
+
+def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
+    configs = varied(seed=[0, 1, 2]) + varied(learning_rate=[0.1]) + varied(rounds=[4])
+    configs += varied(attack=["gaussian(std=3)", "ipm(eps=0.3)", "ipm(eps=0.7)"])
+    alone = {c: simulate(c) for c in configs}
+    compiled_chunk.cache_clear()
+    plan = sweeps.make_plan(configs, tmp_path)
+    outcome = sweeps.carry_out(plan, tmp_path)
+    assert len(plan.groups) == 2 == compiled_chunk.cache_info().misses == len(outcome.programs)
+    for config, expected in alone.items():
+        got = results.load_run(tmp_path / config.digest())
+        for key in expected.curves.keys() - {"seconds"}:
+            np.testing.assert_array_equal(got.curves[key], expected.curves[key], err_msg=key)
+        np.testing.assert_array_equal(got.curves["accepted"], expected.accepted)
+
+    [first, second] = in_batches(grouped([prepare(c) for c in configs[:4]])[0], 3)
+    for batch in (first, second):
+        for experiment, result in zip(batch, run(batch), strict=True):
+            expected = alone[experiment.config]
+            for a, b in zip(*(jax.tree.leaves(r.state.params) for r in (result, expected)), strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+            np.testing.assert_array_equal(result.accepted, expected.accepted)
+            np.testing.assert_allclose(result.curves["loss"], expected.curves["loss"], rtol=1e-4)
+    assert [e.config.seed for e in first] == [0, 1, 2]
+    assert [e.config.learning_rate for e in second] == [0.1] * 3  # filled up
+
+
+def test_batches_are_of_equal_length_and_data():
+    experiments = [prepare(c) for c in varied(rounds=[4, 5]) + varied(eval_size=[50, 60])]
+    assert len(grouped(experiments)) == 1
+    assert [len(set(e.config for e in b)) for b in in_batches(experiments, 4)] == [1, 1, 1, 1]
+    assert 1 < estimate(grouped(experiments)) < 600
+
+
+def test_a_finished_sweep_is_not_run_again_and_a_grown_one_goes_on(tmp_path):
+    configs = varied(seed=[0, 1])
+    sweeps.carry_out(sweeps.make_plan(configs[:1], tmp_path), tmp_path)
+    before = (tmp_path / configs[0].digest() / "summary.json").stat().st_mtime_ns
+    plan = sweeps.make_plan(configs, tmp_path)
+    assert plan.finished == configs[:1] and [e.config for g in plan.groups for e in g] == configs[1:]
+    sweeps.carry_out(plan, tmp_path)
+    assert (tmp_path / configs[0].digest() / "summary.json").stat().st_mtime_ns == before
+    assert len(results.load_runs(tmp_path)) == 2
+    assert sweeps.make_plan(configs, tmp_path, models=True).finished == []
+
+    table = results.load(tmp_path, tmp_path)  # a run counts once
+    assert isinstance(table, pd.DataFrame) and len(table) == 2 * 3
+    row = table[(table.seed == 1) & (table["round"] == 5)].iloc[0]
+    kept = results.load_run(tmp_path / configs[1].digest())
+    assert row.worst == kept.summary["worst"] and row.rule == "ubar(rho=0.4)"
+    assert row.epoch == 5 / kept.summary["rounds_per_epoch"]
+    assert {"attack", "learning_rate", "mean", "std", "loss", "consensus", "seconds"} <= set(table.columns)
+
+
+@pytest.mark.parametrize("name", ["curves.npz", "summary.json", "config.json"])
+def test_a_damaged_file_is_named_and_that_run_done_again(name, tmp_path):
+    configs = varied(seed=[0, 1])
+    sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    path = tmp_path / configs[1].digest() / name
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.warns(UserWarning, match=f"{name} is damaged"):
+        assert len(results.load_runs(tmp_path)) == 1
+    plan = sweeps.make_plan(configs, tmp_path)
+    assert [e.config for g in plan.groups for e in g] == configs[1:]
+    assert len(plan.notices) == 1 and str(path) in plan.notices[0]
+    sweeps.carry_out(plan, tmp_path)
+    assert len(results.load_runs(tmp_path)) == 2
+
+
+def test_results_of_another_format_are_refused(tmp_path):
+    configs = varied(seed=[0])
+    sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    path = tmp_path / configs[0].digest() / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(ConfigError, match="format 99, this version reads"):
+        sweeps.make_plan(configs, tmp_path)
+
+
+@pytest.fixture
+def broken_rule():
+    @rules.register
+    def broken(inbox):
+        """Fails when it is traced."""
+        raise RuntimeError("this rule is broken")
+
+    yield "broken"
+    del rules.parts["broken"]
+
+
+def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, broken_rule):
+    configs = varied(rule=[broken_rule, "average", "ubar"])
+    outcome = sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    assert [c.rule for c, _ in outcome.failed] == ["broken"]
+    failure = json.loads((tmp_path / configs[0].digest() / "failed.json").read_text())
+    assert failure["error"] == "RuntimeError: this rule is broken" and failure["config"]["rule"] == "broken"
+    assert len(results.load_runs(tmp_path)) == 2
+    plan = sweeps.make_plan(configs, tmp_path)
+    assert [e.config for g in plan.groups for e in g] == configs[:1]  # it is tried again
+
+
+def test_a_full_disk_stops_the_sweep_and_keeps_what_is_whole(tmp_path, monkeypatch):
+    configs = varied(seed=[0, 1, 2])
+    write = np.savez_compressed
+
+    def savez(path, **arrays):
+        if results.load_runs(tmp_path):
+            path.write_bytes(b"half of a fi")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, **arrays)
+
+    monkeypatch.setattr(np, "savez_compressed", savez)
+    with pytest.raises(sweeps.DiskFullError):
+        sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    monkeypatch.undo()
+    assert [r.config.seed for r in results.load_runs(tmp_path)] == [0]
+    assert not list(tmp_path.glob(".part-*")) and not list(tmp_path.glob("*/failed.json"))
+    sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    assert len(results.load_runs(tmp_path)) == 3
+
+
+def test_tensorboard_gets_the_scalars(tmp_path):
+    [config] = varied(seed=[0])
+    sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path, tensorboard=True)
+    [events] = (tmp_path / "tensorboard" / config.digest()).glob("events*")
+    written = events.read_bytes()
+    assert all(name in written for name in (b"worst", b"mean", b"consensus", b"loss"))
+
+
+def sweep(*args, cwd, **env):
+    command = [sys.executable, "-m", "ubar_jax.experiments.sweep", *args]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **env}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=env, **streams)
+
+
+GRID = ["--rule=ubar", "--rule=dmedian", "--attack=gaussian", "--byzantine_ratio=0.3", "--topology=complete"]
+GRID += ["--rounds=200", "--eval_every=10", "--batch_size=16", "--seeds=0,1", "--optimizer=momentum"]
+GRID += ["--learning_rate=0.01"]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
+    """SIGKILL, four times; then the results are bit-identical to those of one quiet run."""
+    env = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    args = [*GRID, f"--width={width}", "--checkpoint_seconds=0"]
+    quiet = sweep(*args, "--results=quiet", cwd=tmp_path, **env)
+    out, err = quiet.communicate(timeout=300)
+    assert quiet.returncode == 0, err
+    assert "2 groups, 2 compiled and 0 from the cache" in out
+    folder, draw = tmp_path / "killed", random.Random(width)
+
+    def written():
+        return sorted(map(str, [*folder.glob(".checkpoints/*/*"), *folder.glob(results.RUNS)]))
+
+    for kill in range(4):
+        process, before = sweep(*args, "--results=killed", cwd=tmp_path, **env), written()
+        while written() == before and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 1.5))  # it computes, or writes: any moment will do
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=300)
+        assert process.returncode == -signal.SIGKILL
+        print(
+            f"width {width}, kill {kill + 1}: then there were",
+            *(p[len(str(folder)) + 1 :] for p in written()),
+        )
+    process = sweep(*args, "--results=killed", cwd=tmp_path, **env)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "0 compiled" in out  # a warm cache serves all
+    assert_same(tmp_path / "quiet", tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob(".checkpoints/*"))
+
+
+def test_ctrl_c_says_how_to_go_on_and_a_folder_has_one_owner(tmp_path):
+    args = ["--rounds=100000", "--checkpoint_seconds=0", "--results=out"]
+    process = sweep(*args, cwd=tmp_path)
+    while not list((tmp_path / "out").glob(".checkpoints/*/*")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    second = sweep(*args, cwd=tmp_path)
+    _, err = second.communicate(timeout=300)
+    assert second.returncode == 2 and f"in use by process {process.pid} on " in err
+    assert "python -m ubar_jax.experiments.sweep --rounds=100000" in err
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+
+
+def test_dry_run_and_exit_codes(tmp_path):
+    plugin = (
+        "from ubar_jax import rules\n\n@rules.register\ndef broken(inbox):\n    '''Fails.'''\n    1 / 0\n"
+    )
+    (tmp_path / "mine.py").write_text(plugin)
+    args = [
+        "--plugin=mine.py",
+        "--rule=broken",
+        "--rule=average",
+        "--seeds=0,1",
+        "--rounds=4",
+        "--eval_every=2",
+    ]
+    args += ["--topology=complete", "--batch_size=16", "--results=out"]
+    dry = sweep(*args, "--dry_run", cwd=tmp_path)
+    out, err = dry.communicate(timeout=300)
+    assert dry.returncode == 0, err
+    assert "group 2: average" in out and "4 runs to do, 0 done already; 2 compilations" in out
+    assert "about 0" in out and not list((tmp_path / "out").glob(results.RUNS))
+    real = sweep(*args, cwd=tmp_path)
+    out, err = real.communicate(timeout=300)
+    assert real.returncode == 1
+    assert "FAILED: broken under none, seed 0: division by zero" in err and "2 of 4 runs failed" in err
+    assert len(results.load_runs(tmp_path / "out")) == 2
+    about = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert about["groups"] == 2 and "--plugin=mine.py" in about["command"] and "jax" in about["versions"]
