@@ -149,6 +149,18 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, broken_rule
     assert [e.config for g in plan.groups for e in g] == configs[:1]  # it is tried again
 
 
+def test_a_rule_that_asks_for_losses_must_say_how_many(tmp_path):
+    def greedy(inbox):
+        """Wants a loss that it did not announce."""
+        return inbox.own + inbox.loss_of(inbox.rows[:, 0], inbox.rows[:, 0])[:, None], {}
+
+    rules.register(greedy)
+    [config] = varied(rule=["greedy"])
+    [(_, error)] = sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path).failed
+    del rules.parts["greedy"]
+    assert "greedy asks for losses: register it with pairs=" in str(error)
+
+
 def test_a_full_disk_stops_the_sweep_and_keeps_what_is_whole(tmp_path, monkeypatch):
     configs = varied(seed=[0, 1, 2])
     write = np.savez_compressed

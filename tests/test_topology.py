@@ -121,7 +121,7 @@ def test_the_suggested_connection_ratio_works():
 
 def test_benign_neighbours_are_in_the_first_slots():
     for seed in range(5):
-        network = build(topologies.parse("erdos_renyi(connection=0.3)"), 20, 12, seed)
+        network = build(topologies.parse("erdos_renyi(connection=0.3)"), 20, 40, seed)
         graph = to_arrays(network)
         width = benign_slots(graph, 20)
         assert width < graph.mask.shape[1]

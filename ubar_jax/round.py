@@ -8,7 +8,7 @@ import optax
 from jax import Array
 
 from ubar_jax import nn
-from ubar_jax.registry import Spec
+from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.rules import aggregate
 from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
 
@@ -52,6 +52,10 @@ def make_round(
 
         def mix(sent: Array) -> tuple[Array, dict]:
             def loss_of(receiver, row):
+                if not pairs:
+                    raise ConfigError(
+                        f"{rule} asks for losses: register it with pairs=, how many a node needs"
+                    )
                 return nn.each(lambda i, j: task.loss(unravel(sent[j]), x[i], y[i]), receiver, row)
 
             degree = jnp.sum(heard.mask, axis=1)

@@ -5,8 +5,8 @@ degrees, run once on the host in exact arithmetic, whose per-node result is `inb
 arguments are the rule's. `limit` is the largest count that the rule is defined for with so many
 neighbours; larger ones are clipped, and the user is told. Further traits: `alpha`, the rule's own
 weight of x_i in the update, from the degrees; `pairs`, how many messages a node evaluates on its
-batch, from (degree, count); `defends`, whether bad messages are dropped before the rule sees them;
-`selects`, whether it accepts or refuses whole messages.
+batch, from (degree, count), by default none; `defends`, whether bad messages are dropped before the
+rule sees them; `selects`, whether it accepts or refuses whole messages.
 
 `info["selected"]` [r, K] says which slots were accepted, `info["candidates"]` which ones stage 1
 kept; coordinate-wise rules have neither.
@@ -32,7 +32,7 @@ rules = Registry(
         "limit": None,
         "alpha": lambda degree: 0.5,
         "selects": lambda: True,
-        "pairs": lambda degree, count: degree,
+        "pairs": lambda degree, count: 0,
         "defends": True,
     },
     helpers=("count",),
@@ -123,7 +123,7 @@ def ubar_distance(inbox: Inbox):
     return linalg.mean(inbox, near), {"candidates": near, "selected": near}
 
 
-@rules.register
+@rules.register(pairs=lambda degree, count: degree)
 def ubar_loss(inbox: Inbox):
     """Ablation of UBAR: its loss stage only, over all neighbours."""
     good = no_worse(inbox, inbox.graph.mask)

@@ -205,12 +205,13 @@ def to_arrays(graph: nx.Graph) -> Graph:
 
 def benign_slots(graph: Graph, benign: int) -> int:
     """How many first slots hold all benign neighbours of any node, rounded up; they have the smallest ids."""
-    return round_up(int(np.max(np.sum(graph.mask & (graph.neighbours < benign), axis=1))))
+    most = int(np.max(np.sum(graph.mask & (graph.neighbours < benign), axis=1)))
+    return min(round_up(most, 8), graph.mask.shape[1])
 
 
-def round_up(size: int) -> int:
-    """The next of a few sizes (fours, then quarters between powers of two): programs are shared."""
-    step = max(4, 2 ** (max(size - 1, 1).bit_length() - 3))
+def round_up(size: int, least: int = 4) -> int:
+    """The next of a few sizes, `least` or a quarter of a power of two apart, so that programs are shared."""
+    step = max(least, 2 ** (max(size - 1, 1).bit_length() - 3))
     return -(-size // step) * step
 
 
