@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> None:
                 tables.setdefault(model, {}).update(table)
             figures.draw_tables(tables, "CPU seconds", folder / "time_table")
         elif section == "wall":
+            if about["load_before"] > 0.5:
+                print("wall seconds need an idle machine: threads that share a core wait for each other")
             found = time_tables(MODELS, (TRAINING, *PAPER), repeats, serial, time.perf_counter)
             about["limits"] = limits(repeats, time.perf_counter, serial)
             figures.draw_tables(found, "wall seconds", folder / "wall")

@@ -84,7 +84,8 @@ def machine(serial: ModuleType | None) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
     if serial:
         versions["torch"] = serial.torch.__version__
-    return {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "versions": versions}
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    return {"cpu": _cpu_name(), "cores": cores, "load_before": load, "versions": versions}
 
 
 def _cpu_name() -> str:
