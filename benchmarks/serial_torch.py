@@ -1,5 +1,8 @@
 """The serial simulator that ubar_jax is measured against: plain torch, one node after the other.
 
+Nodes are torch modules. `play` is one round of the whole network: every node trains on its batch, sends its
+parameters as a vector, and mixes in what its rule makes of its neighbours'. Nobody lies here.
+
 A rule is `rule(own [d], messages [k, d], count, own_loss, loss) -> [d]`: `count` is the node's n_hat, or
 how many neighbours UBAR keeps, and `loss` a function of one model on the node's own batch. Nothing is
 shared between nodes, and bad messages are not looked for: that is work which ubar_jax does on top.
@@ -7,6 +10,8 @@ shared between nodes, and bad messages are not looked for: that is work which ub
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 def average(own, messages, count, own_loss, loss):
@@ -118,47 +123,73 @@ RULES = {
 }
 
 
-def aggregate(rule, models, neighbours, counts, own_losses, batches, loss):
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+def lenet():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def cnn():
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(3, 2), nn.ReLU()),
+        *(nn.Conv2d(16, 64, 4, padding=1), nn.MaxPool2d(4, 2), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(2304, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10)),
+    )
+
+
+MODELS = {"mlp": mlp, "lenet": lenet, "cnn": cnn}  # images [b, C, H, W]: 28x28x1, 28x28x1, 32x32x3
+
+
+def train(models, batches):
+    """The loss of every model on its batch (x, y); gradients stay with the parameters."""
+    losses = []
+    for model, (x, y) in zip(models, batches, strict=True):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.detach())
+    return losses
+
+
+@torch.no_grad()
+def aggregate(rule, vectors, neighbours, counts, own_losses, batches, probe):
     """One aggregation of the whole network, node by node: a list of what each node mixes in.
 
-    models: a vector a node; neighbours: a list of ids a node; batches: (x, y) a node; loss(model, x, y).
+    vectors: a model [d] a node; neighbours: a list of ids a node; batches: (x, y) a node; probe: a module
+    into which models are loaded to be evaluated.
     """
     mixed = []
-    with torch.no_grad():
-        for i, ids in enumerate(neighbours):
-            messages = torch.stack([models[j] for j in ids])
-            x, y = batches[i]
-            mixed.append(
-                rule(models[i], messages, counts[i], own_losses[i], lambda v, x=x, y=y: loss(v, x, y))
-            )
+    for i, ids in enumerate(neighbours):
+        x, y = batches[i]
+
+        def loss(vector, x=x, y=y):
+            vector_to_parameters(vector, probe.parameters())
+            return F.cross_entropy(probe(x), y)
+
+        messages = torch.stack([vectors[j] for j in ids])
+        mixed.append(rule(vectors[i], messages, counts[i], own_losses[i], loss))
     return mixed
 
 
-# Models as functions of one vector, in ubar_jax's layout: per layer bias, then kernel [in, out] or
-# [k, k, in, out]. Images are [b, C, H, W].
+def play(rule, models, images, labels, index, neighbours, counts, alphas, rate, probe):
+    """One round: new parameters alpha x_i + (1 - alpha) R - rate * gradient.
 
-
-def mlp_loss(vector, x, y):
-    b1, w1, b2, w2 = _split(vector, [(100,), (x[0].numel(), 100), (10,), (100, 10)])
-    hidden = F.relu(torch.addmm(b1, x.flatten(1), w1))
-    return F.cross_entropy(torch.addmm(b2, hidden, w2), y)
-
-
-def cnn_loss(vector, x, y):
-    convolutions = [(16,), (3, 3, 3, 16), (64,), (4, 4, 16, 64)]
-    dense = [(384,), (2304, 384), (192,), (384, 192), (10,), (192, 10)]
-    b1, w1, b2, w2, *head = _split(vector, convolutions + dense)
-    x = F.relu(F.max_pool2d(F.conv2d(x, w1.permute(3, 2, 0, 1), b1, padding=1), 3, 2))
-    x = F.relu(F.max_pool2d(F.conv2d(x, w2.permute(3, 2, 0, 1), b2, padding=1), 4, 2))
-    x = x.permute(0, 2, 3, 1).flatten(1)
-    x = F.relu(torch.addmm(head[0], x, head[1]))
-    x = F.relu(torch.addmm(head[2], x, head[3]))
-    return F.cross_entropy(torch.addmm(head[4], x, head[5]), y)
-
-
-LOSSES = {"mlp": mlp_loss, "cnn": cnn_loss}
-
-
-def _split(vector, shapes):
-    parts = vector.split([torch.Size(shape).numel() for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    Returns the losses and the new vectors, which are also the models' parameters.
+    images [N, C, H, W], labels [N]; index: the examples [b] of each node's batch.
+    """
+    batches = [(images[examples], labels[examples]) for examples in index]
+    losses = train(models, batches)
+    vectors = [parameters_to_vector(model.parameters()).detach() for model in models]
+    mixed = aggregate(rule, vectors, neighbours, counts, losses, batches, probe)
+    new = []
+    for model, own, other, alpha in zip(models, vectors, mixed, alphas, strict=True):
+        gradient = parameters_to_vector(p.grad for p in model.parameters())
+        new.append(alpha * own + (1 - alpha) * other - rate * gradient)
+        vector_to_parameters(new[-1], model.parameters())
+    return losses, new

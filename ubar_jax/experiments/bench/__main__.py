@@ -1,0 +1,88 @@
+"""`python -m ubar_jax.experiments.bench [SECTION ...]`, without words all of them.
+
+wall: seconds on all cores of a training step and the paper's rules (in a process of its own; everything
+else is CPU seconds on one core). peak: matrix products and copies. training: a step of all nodes, each
+model. mlp, lenet, cnn: an aggregation by every rule. rounds: whole rounds. attacks, growth, sweep, compile.
+All before attacks stand next to a serial torch simulator (benchmarks/serial_torch.py; with the benchmark
+extra). Every section writes its JSON, and its figure, when it is done.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import app, flags, logging
+
+from ubar_jax import results
+from ubar_jax.experiments.bench import costs, figures
+from ubar_jax.experiments.bench.growth import growth
+from ubar_jax.experiments.bench.measure import BUDGET, limits, machine
+from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_serial
+from ubar_jax.experiments.bench.tables import PAPER, peak, time_tables
+from ubar_jax.rules import rules
+
+ROWS = {TRAINING: (TRAINING,), "rounds": (ROUND + "average", ROUND + "ubar")}  # for every model
+SECTIONS = ("wall", "peak", TRAINING, *MODELS, "rounds", "attacks", "growth", "sweep", "compile")
+
+
+def main(argv: Sequence[str]) -> None:
+    sections, repeats = argv[1:] or SECTIONS, flags.FLAGS.repeats
+    if unknown := set(sections) - set(SECTIONS):
+        raise app.UsageError(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
+    folder = results.open_folder(flags.FLAGS.results)
+    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that it did not find
+    if list(sections) != ["wall"]:
+        if "wall" in sections:
+            again = [sys.executable, "-m", "ubar_jax.experiments.bench", "wall"]
+            subprocess.run([*again, f"--repeats={repeats}", f"--results={folder}"], check=True)
+            sections = [section for section in sections if section != "wall"]
+        # Before jax and torch start their threads, which inherit it.
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    serial = load_serial()
+    if serial is None:
+        print("no torch loop to compare with: pip install -e '.[benchmark]' in a checkout")
+    else:
+        serial.torch.set_num_threads(len(os.sched_getaffinity(0)))
+    about = machine(serial) | {"repeats": repeats, "budget": BUDGET}
+    about |= {"nodes": NODES, "connection": CONNECTION, "batch": BATCH}
+    print(about)
+
+    tables = {}  # of this run, for the figure
+    for section in sections:
+        start = time.perf_counter()
+        if section in (*ROWS, *MODELS):
+            models, rows = (MODELS, ROWS[section]) if section in ROWS else ([section], tuple(rules.parts))
+            found = time_tables(models, rows, repeats, serial)
+            about["limits"] = limits(repeats, time.process_time, serial)
+            for model, table in found.items():
+                tables.setdefault(model, {}).update(table)
+            figures.draw_tables(tables, "CPU seconds", folder / "time_table")
+        elif section == "wall":
+            if about["load_before"] > 0.5:
+                print("wall seconds need an idle machine: threads that share a core wait for each other")
+            found = time_tables(MODELS, (TRAINING, *PAPER), repeats, serial, time.perf_counter)
+            about["limits"] = limits(repeats, time.perf_counter, serial)
+            figures.draw_tables(found, "wall seconds", folder / "wall")
+        elif section == "growth":
+            found = growth(repeats)
+            figures.draw_growth(found, folder / "growth")
+        elif section == "peak":
+            found = peak(repeats, serial)
+        elif section == "attacks":
+            found = costs.attack_costs(repeats)
+        elif section == "sweep":
+            found = costs.sweep_speed()
+        else:
+            found = costs.compile_times()
+        (folder / f"{section}.json").write_text(json.dumps({**about, section: found}, indent=1) + "\n")
+        print(f"({section}: {time.perf_counter() - start:.0f} s)", flush=True)
+    print(f"\nresults in {folder}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("repeats", 7, "Timings of which the median is taken.", lower_bound=1)
+    flags.DEFINE_string("results", "results/bench", "Folder for the tables (JSON) and the figures.")
+    app.run(main)

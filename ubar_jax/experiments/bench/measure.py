@@ -1,0 +1,96 @@
+"""Clocks: work in turns, and what the machine could do at best."""
+
+import functools
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+BUDGET = 12  # seconds after which a comparison is not repeated any more
+SIZES = (512, 1024, 2048)  # sides of the square matrices whose product is the peak
+COPIED = 2**28  # bytes of the array that is copied
+
+
+def seconds(
+    functions: Sequence[Callable],
+    repeats: int,
+    clock: Callable[[], float] = time.process_time,
+    choose: Callable[[Sequence[float]], float] = statistics.median,
+) -> list[float]:
+    """Each one's median time of `repeats` calls, made in turns, after a first one that warms up.
+
+    Fewer calls where they take longer than BUDGET together; work so long that there is but one call
+    counts that.
+    """
+    seen = [[] for _ in functions]
+    while len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET:
+        for function, taken in zip(functions, seen, strict=True):
+            start = clock()
+            function()
+            taken.append(clock() - start)
+    return [choose(taken[1:] or taken) for taken in seen]
+
+
+def ready(function: Callable, arguments: tuple) -> Callable[[], Any]:
+    """A call of the compiled function that waits for its result; the arrays are arguments of the program."""
+    arguments = jax.device_put(arguments)
+    compiled = jax.jit(function).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+@functools.cache
+def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) -> dict[str, Any]:
+    """The best of some matrix products, in jax and torch, in GFLOP/s, and of copies, in GB/s (both ways).
+
+    Measured once a process.
+    """
+    rng = np.random.default_rng(0)
+    products = {"jax": {}} | ({"torch": {}} if serial else {})
+    for size in SIZES:
+        pair = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
+        both = [ready(lambda a, b: a @ b, tuple(pair))]
+        if serial:
+            tensors = [serial.torch.from_numpy(a) for a in (*pair, np.empty_like(pair[0]))]
+            both.append(lambda t=tensors: serial.torch.mm(*t[:2], out=t[2]))
+        for name, taken in zip(products, seconds(both, repeats, clock, min), strict=True):
+            products[name][size] = 2 * size**3 / taken / 1e9
+    source = np.ones(COPIED // 4, np.float32)
+    target = np.zeros_like(source)
+    copies = {"numpy": functools.partial(np.copyto, target, source)}
+    if serial:
+        copies["torch"] = functools.partial(
+            serial.torch.from_numpy(target).copy_, serial.torch.from_numpy(source)
+        )
+    taken = seconds(list(copies.values()), repeats, clock, min)
+    copied = {name: 2 * COPIED / s / 1e9 for name, s in zip(copies, taken, strict=True)}
+    peak = max(max(of.values()) for of in products.values())
+    return {
+        "products": products,
+        "copies": copied,
+        "peak_gflops": peak,
+        "bandwidth_gbs": max(copied.values()),
+    }
+
+
+def machine(serial: ModuleType | None) -> dict[str, Any]:
+    """Where the numbers come from."""
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
+    if serial:
+        versions["torch"] = serial.torch.__version__
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    return {"cpu": _cpu_name(), "cores": cores, "load_before": load, "versions": versions}
+
+
+def _cpu_name() -> str:
+    """The processor's model name as Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,235 @@
+"""Networks in the middle of a round, and the work of a round on them: ours, and the same in torch."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ubar_jax import nn, topology
+from ubar_jax.attacks import attacks
+from ubar_jax.data import channel_statistics
+from ubar_jax.models import make_task
+from ubar_jax.round import make_round, normalise
+from ubar_jax.rules import aggregate, count_neighbours, rules
+from ubar_jax.schedules import optimizers, schedules
+from ubar_jax.types import Data, Graph, Inbox, Knobs, RoundState, Task
+
+MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # images they are measured on
+POSITIONS = {"mlp": (), "lenet": (28 * 28, 10 * 10), "cnn": (32 * 32, 14 * 14)}  # outputs of convolutions
+NODES, CONNECTION, BATCH = 30, 0.4, 256
+CLASSES = 10
+NOISE = 1e-2  # deviation of the models from x_0, per parameter
+RATE = 0.05  # learning rate
+TRAINING, ROUND = "training", "round with "  # rows of a time table; every other row is a rule's name
+
+
+class Scene(NamedTuple):
+    """A network in the middle of a round: models, graph, batches and own losses."""
+
+    own: jax.Array  # [n, d]
+    graph: Graph  # [n, K]
+    batch: tuple  # what the task's loss needs beside a model, leaves [n, ...]
+    own_loss: jax.Array  # [n]
+    task: Task
+    unravel: Callable  # [d] -> one model's parameters
+    model: str
+    data: Data | None  # whose shares are the batches
+
+
+Work = tuple[Callable, tuple]  # a function to be jitted and its arguments
+
+
+def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene:
+    """The paper's graph; models x_0 plus noise, a batch of random images for each node."""
+    nodes, shape = benign + byzantine, MODELS[model]
+    task = make_task(model, shape, CLASSES)
+    one, unravel = jax.flatten_util.ravel_pytree(jax.jit(task.init)(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    own = np.asarray(one) + NOISE * rng.standard_normal((nodes, one.size), np.float32)
+    x = rng.integers(0, 256, (nodes * batch, *shape), np.uint8)
+    y = rng.integers(0, CLASSES, nodes * batch, np.int32)
+    shards = np.arange(nodes * batch, dtype=np.int32).reshape(nodes, batch)
+    data = jax.device_put(Data(x, y, shards, *channel_statistics(x)))
+    network = topology.erdos_renyi(0, (benign, byzantine), CONNECTION)
+    mine = normalise(data, data.x[data.shards]), data.y[data.shards]
+    return _scene(own, network, mine, task, unravel, model, data)
+
+
+def growth_scene(degree: int, nodes: int, d: int) -> Scene:
+    """A ring lattice; the loss reads the model once, so that stage 2 of UBAR does not hide the rest."""
+    own = np.random.default_rng(0).standard_normal((nodes, d), np.float32)
+    network = topology.small_world(0, nodes, degree, rewire=0.0)
+    task = Task(init=None, loss=lambda vector: jnp.mean(jnp.square(vector)), predict=None)
+    return _scene(own, network, (), task, lambda vector: vector, "quadratic", None)
+
+
+def _scene(own, network, batch, task, unravel, model, data) -> Scene:
+    own, graph = jax.device_put((own, topology.to_arrays(network)))
+    own_loss = jax.jit(lambda own, *batch: nn.each(lambda v, *b: task.loss(unravel(v), *b), own, *batch))
+    return Scene(own, graph, batch, own_loss(own, *batch), task, unravel, model, data)
+
+
+def ours(scene: Scene, row: str) -> Work:
+    """The work of one row of a time table."""
+    if row == TRAINING:
+        return training(scene)
+    if row.startswith(ROUND):
+        return whole_round(scene, row.removeprefix(ROUND))
+    return aggregation(scene, row)
+
+
+def training(scene: Scene) -> Work:
+    """Loss and gradient of every node on its batch."""
+    gradient = jax.value_and_grad(scene.task.loss)
+    params = jax.vmap(scene.unravel)(scene.own)
+    return lambda params, batch: nn.each(gradient, params, *batch), (params, scene.batch)
+
+
+def aggregation(scene: Scene, name: str) -> Work:
+    """What every node mixes in: [n, d]."""
+    mix, count = aggregator(scene, name, len(scene.own))
+    return lambda arrays, count: mix(arrays, count, arrays[0])[0], (scene[:4], count)
+
+
+def whole_round(scene: Scene, name: str) -> Work:
+    """The simulator's round: batches, training, exchange, aggregation, update."""
+    n, rule = len(scene.own), rules.parse(name)
+    count, alpha, pairs = knobs_of(scene, name, n)
+    step = make_round(
+        scene.task,
+        rule,
+        attacks.parse("none"),
+        optimizers.parse("sgd")(),
+        schedules.parse("constant"),
+        CLASSES,
+        n,
+        0,
+        0,
+        pairs,
+    )
+    params = jax.vmap(scene.unravel)(scene.own)
+    state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0))
+    knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
+    return step, (state, scene.data.shards, scene.data, scene.graph, knobs)
+
+
+def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """A rule's count [r], its alpha [r], and how many pairs of receiver and message it evaluates."""
+    rule = rules.parse(name)
+    traits = rule.part.traits
+    degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
+    alpha = np.broadcast_to(traits["alpha"](degree, **rule.of(traits["alpha"])), degree.shape)
+    pairs = topology.round_up(int(np.sum(traits["pairs"](degree, count))))
+    return count, alpha.astype(np.float32), pairs
+
+
+def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarray]:
+    """`mix(arrays, count, sent) -> (mixed, info)` of the benign receivers, and the rule's count.
+
+    `arrays` are (own, graph, batch, own_loss) of the scene, to be passed through jit.
+    """
+    count, _, pairs = knobs_of(scene, name, benign)
+
+    def mix(arrays, count, sent):
+        own, graph, batch, own_loss = arrays
+        heard = Graph(*(a[:benign] for a in graph))
+
+        def loss_of(receiver, row):
+            def one(i, j):
+                return scene.task.loss(scene.unravel(sent[j]), *(leaf[i] for leaf in batch))
+
+            return nn.each(one, receiver, row)
+
+        inbox = Inbox(
+            own=own[:benign],
+            sent=sent,
+            rows=heard.neighbours,
+            graph=heard,
+            degree=jnp.sum(heard.mask, axis=1),
+            count=count,
+            t=jnp.zeros((), jnp.int32),
+            own_loss=own_loss[:benign],
+            loss_of=loss_of,
+            pairs=pairs,
+        )
+        return aggregate(rules.parse(name), inbox)
+
+    return mix, count
+
+
+def training_flops(scene: Scene) -> int:
+    """Of one training step of all nodes, in the matrix products of its layers, two a multiply-add.
+
+    The forward pass, as much for the gradients of the weights, and as much for those of the inputs but the
+    images.
+    """
+    kernels = [leaf.size for leaf in jax.tree.leaves(scene.unravel(scene.own[0])) if leaf.ndim > 1]
+    places = POSITIONS[scene.model]
+    first, *others = np.multiply(kernels, places + (1,) * (len(kernels) - len(places))).tolist()
+    return 2 * (2 * first + 3 * sum(others)) * scene.data.shards.size
+
+
+def least_bytes(scene: Scene) -> int:
+    """What an aggregation cannot but read and write: every message once, every result once."""
+    return 2 * scene.own.nbytes
+
+
+def load_serial() -> ModuleType | None:
+    """benchmarks/serial_torch.py of this checkout; None without it or without torch."""
+    path = Path(__file__).parents[3] / "benchmarks" / "serial_torch.py"
+    if importlib.util.find_spec("torch") is None or not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location("serial_torch", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | None:
+    """The same work as a loop over nodes; None where the loop does not have the rule."""
+    name = row.removeprefix(ROUND)
+    if name != TRAINING and name not in serial.RULES:
+        return None
+    tensor = serial.torch.from_numpy
+    # (Indexing would give columns in a row: a stride of n between a vector's elements.)
+    vectors = list(tensor(np.take(np.asarray(scene.own), torch_layout(scene), axis=1)))
+    models = [serial.MODELS[scene.model]() for _ in vectors]
+    for model, vector in zip(models, vectors, strict=True):
+        serial.vector_to_parameters(vector.clone(), model.parameters())
+    x, y = (np.array(a) for a in scene.batch)
+    batches = list(zip(tensor(np.moveaxis(x, -1, 2).copy()), tensor(y).long(), strict=True))
+    if row == TRAINING:
+        return lambda: serial.train(models, batches)
+
+    count, alpha, _ = knobs_of(scene, name, len(vectors))
+    rule, probe = serial.RULES[name], serial.MODELS[scene.model]()
+    neighbours = [ids[real].tolist() for ids, real in zip(*(np.asarray(a) for a in scene.graph), strict=True)]
+    if row == name:
+        own_losses = tensor(np.array(scene.own_loss))
+        return lambda: serial.aggregate(rule, vectors, neighbours, count.tolist(), own_losses, batches, probe)
+    images, labels = (serial.torch.cat(parts) for parts in zip(*batches, strict=True))
+    network = (models, images, labels, tensor(np.array(scene.data.shards)).long(), neighbours)
+    return lambda: serial.play(rule, *network, count.tolist(), alpha.tolist(), RATE, probe)
+
+
+def torch_layout(scene: Scene) -> np.ndarray:
+    """[d] where in our vector the parameters of the torch module stand, in its order.
+
+    Ours are bias, kernel [in, out] or [k, k, in, out]; torch's weight [out, in] or [out, in, k, k], bias.
+    """
+    numbers = np.arange(scene.own.shape[1], dtype=np.float32)
+    leaves = [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(scene.unravel(jnp.asarray(numbers)))]
+    order, channels = [], MODELS[scene.model][-1]
+    for bias, kernel in zip(leaves[::2], leaves[1::2], strict=True):
+        if kernel.ndim == 4:
+            weight, channels = kernel.transpose(3, 2, 0, 1), kernel.shape[-1]
+        else:  # the first dense layer reads an image: by pixel, then channel; in torch the other way round
+            by_channel = kernel.reshape(-1, channels, kernel.shape[-1]).swapaxes(0, 1)
+            weight, channels = by_channel.reshape(kernel.shape).T, 1
+        order += [weight.ravel(), bias]
+    return np.concatenate(order)
