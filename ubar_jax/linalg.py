@@ -124,9 +124,9 @@ def _squares(x: Array) -> Array:
 
 # Order statistics per coordinate, over slots that are chosen by receiver, by Batcher's network. Up to
 # FUSED_SLOTS the slots are sorted as K arrays, never stacked: XLA fuses gathers, network and statistic
-# into one loop over coordinates that keeps everything in registers and materialises nothing. That loop's
-# body grows with K log^2 K, so denser graphs run the same network stage by stage on [K, d], one receiver
-# at a time.
+# into one loop over coordinates that keeps everything in registers and materialises nothing. On the CPU it
+# does so only if receivers come one at a time: a loop's body is compiled apart from what uses the result.
+# That body grows with K log^2 K, so denser graphs run the same network stage by stage on [K, d].
 
 FUSED_SLOTS = 64
 BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf

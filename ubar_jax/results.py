@@ -154,7 +154,9 @@ def load(*folders: str | Path) -> pd.DataFrame:
     benign nodes, consensus.
     """
     tables = []
-    for run in load_runs(*folders):
+    if not (runs := load_runs(*folders)):
+        raise ConfigError(f"no finished run in {', '.join(map(str, folders))}; give folders of sweeps")
+    for run in runs:
         columns = {name: run.curves[name] for name in ("round", "worst", "mean", "std", "consensus")}
         columns |= {k: run.curves[k] for k in ("seconds",) if k in run.curves}
         if "rounds_per_epoch" in run.summary:
@@ -162,7 +164,7 @@ def load(*folders: str | Path) -> pd.DataFrame:
         columns["loss"] = run.curves["loss"].mean(axis=1)
         settings = {"digest": run.config.digest(), **dataclasses.asdict(run.config)}
         tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return pd.concat(tables, ignore_index=True)
 
 
 def load_runs(*folders: str | Path) -> list[Run]:
