@@ -19,10 +19,6 @@ from ubar_jax.registry import ConfigError
 from ubar_jax.simulate import first_batch, run
 
 
-class DiskFullError(Exception):
-    """No space is left for results; those that were written are whole."""
-
-
 class Plan(NamedTuple):
     """What a sweep has to do."""
 
@@ -98,8 +94,8 @@ def carry_out(
                 compiling -= start.seconds["compilation"] if start else 0
                 programs[batch[0].program] = compiled_chunk(batch[0].program, len(batch))
             except Exception as error:
-                if _disk_is_full(error):
-                    raise DiskFullError from error
+                if disk_is_full(error):
+                    raise
                 for experiment in members.values():
                     results.save_failure(folder, experiment.config, error)
                     failed.append((experiment.config, error))
@@ -152,11 +148,11 @@ def _summary_writer() -> type:
     return SummaryWriter
 
 
-def _disk_is_full(error: BaseException | None) -> bool:
+def disk_is_full(error: BaseException | None) -> bool:
     """Whether it, or what it comes from, says that no space is left."""
     if error is None:
         return False
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return (
-        full or os.strerror(errno.ENOSPC) in str(error) or _disk_is_full(error.__cause__ or error.__context__)
+        full or os.strerror(errno.ENOSPC) in str(error) or disk_is_full(error.__cause__ or error.__context__)
     )

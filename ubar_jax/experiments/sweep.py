@@ -32,7 +32,7 @@ from ubar_jax.models import models
 from ubar_jax.registry import ConfigError
 from ubar_jax.rules import rules
 from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.sweeps import DiskFullError, Outcome, Plan, carry_out, make_plan
+from ubar_jax.sweeps import Outcome, Plan, carry_out, disk_is_full, make_plan
 from ubar_jax.topology import topologies
 
 DEFAULT = Config()
@@ -231,11 +231,11 @@ def run(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except DiskFullError:
-        print(
-            "error: the disk is full. What was written is whole; make room, and the same command goes on",
-            file=sys.stderr,
-        )
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        told = "the disk is full. What was written is whole; make room, and the same command goes on"
+        print(f"error: {told}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on where this one was", file=sys.stderr)
