@@ -32,7 +32,7 @@ def make_run(rng=None, **given):
     summary = {"format": FORMAT, "worst": accuracy[-1].min(), "mean": accuracy[-1].mean(), "diverged": None}
     summary |= {"rounds_per_epoch": 20, "versions": {"jax": "1.2.3"}, "device": "cpu"}
     summary["seconds"] = {"setup": 1.0, "rounds": 40 * rng.random(), "evaluation": rng.random()}
-    return Run(config, curves, summary)
+    return Run(config, curves, summary, config.digest())
 
 
 def make_runs(rng=None, **lists):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from ubar_jax import results
 from ubar_jax.simulate import Batch
@@ -28,40 +29,58 @@ def keeper(folder: Path, digests: Sequence[str], every: float) -> Callable[[Batc
             return
         state = batch.state._replace(key=jax.random.key_data(batch.state.key))
         tree = {**batch._asdict(), "state": jax.device_get(jax.tree.leaves(state))}
-        meta = {"digests": list(digests), "made_by": _made_by()}
+        meta = {"digests": list(digests), "made_by": _made_by(), "checksum": _checksum(tree)}
         with _manager(_path(folder, digests)) as manager:
             args = _orbax().args
-            manager.save(
-                batch.done, args=args.Composite(batch=args.StandardSave(tree), meta=args.JsonSave(meta))
-            )
+            saved = args.Composite(batch=args.StandardSave(tree), meta=args.JsonSave(meta))
+            manager.save(batch.done, args=saved)
         last = time.monotonic()
 
     return keep
 
 
-def found(folder: Path) -> list[list[str]]:
-    """The runs of every checkpoint from which these versions on this device can go on."""
-    batches = []
+def found(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """(the runs of every checkpoint from which these versions on this device can go on, notices)."""
+    batches, notices = [], []
     for path in sorted((folder / FOLDER).glob("*")):
-        with _manager(path) as manager:
-            args = _orbax().args
-            if (step := manager.latest_step()) is not None:
-                meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
-                if meta["made_by"] == _made_by():
-                    batches.append(meta["digests"])
-    return batches
+        try:
+            with _manager(path.absolute()) as manager:
+                args = _orbax().args
+                if (step := manager.latest_step()) is not None:
+                    meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+                    if meta["made_by"] == _made_by():
+                        batches.append(meta["digests"])
+        except Exception as error:  # orbax raises many kinds
+            notices.append(damaged(path, error))
+            shutil.rmtree(path, ignore_errors=True)
+    return batches, notices
 
 
 def load(folder: Path, digests: Sequence[str], first: Batch) -> Batch:
     """The last checkpoint of these runs; `first` is their batch before the first round."""
     with _manager(_path(folder, digests)) as manager:
         args = _orbax().args
-        saved = args.Composite(batch=args.StandardRestore())
-        tree = manager.restore(manager.latest_step(), args=saved).batch
+        saved = args.Composite(batch=args.StandardRestore(), meta=args.JsonRestore())
+        kept = manager.restore(manager.latest_step(), args=saved)
+    if _checksum(kept.batch) != kept.meta["checksum"]:
+        raise ValueError("its checksum is wrong")
     keyless = first.state._replace(key=jax.random.key_data(first.state.key))
-    state = jax.device_put(jax.tree.unflatten(jax.tree.structure(keyless), tree["state"]))
+    state = jax.device_put(jax.tree.unflatten(jax.tree.structure(keyless), kept.batch["state"]))
     state = state._replace(key=jax.random.wrap_key_data(state.key))
-    return Batch(**{**tree, "state": state})
+    return Batch(**{**kept.batch, "state": state})
+
+
+def damaged(path: Path, error: Exception) -> str:
+    """How a checkpoint that cannot be used is told."""
+    return f"checkpoint {path} is damaged ({type(error).__name__}); its runs begin anew"
+
+
+def _checksum(tree) -> str:
+    """Of all arrays and numbers in it."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        digest.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def remove(folder: Path, digests: Sequence[str]) -> None:

@@ -135,7 +135,7 @@ def _users_module(spec: str, classes: int) -> nn.Module:
     name, positional, keywords = split_spec(call, "model")
     try:
         made = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise ConfigError(
             f"model {spec!r}: {error}; write package.module:Class of an importable flax module"
         ) from error

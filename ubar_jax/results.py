@@ -41,6 +41,7 @@ class Run(NamedTuple):
     config: Config
     curves: dict[str, np.ndarray]
     summary: dict[str, Any]
+    digest: str
 
 
 class DamagedError(Exception):
@@ -66,7 +67,11 @@ def open_folder(folder: str | Path) -> Path:
 def owned(folder: str | Path, command: str) -> Iterator[Path]:
     """The folder, for this process alone: held by a lock that dies with the process."""
     folder = open_folder(folder)
-    with (folder / ".lock").open("a+") as lock:
+    try:
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise ConfigError(f"{folder / '.lock'} cannot be opened ({error.strerror}); remove it") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -79,14 +84,15 @@ def owned(folder: str | Path, command: str) -> Iterator[Path]:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}: {command}")
         lock.flush()
         for part in folder.glob(".part-*"):  # of a process that was killed
-            shutil.rmtree(part)
+            shutil.rmtree(part, ignore_errors=True)
         yield folder
 
 
 @contextlib.contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
     """A folder to write into that takes the name `final` when all is written."""
-    part = Path(tempfile.mkdtemp(dir=final.parent, prefix=".part-"))
+    part = final.with_name(f".part-{final.name}")
+    part.mkdir()
     try:
         yield part
         if final.exists():
@@ -97,10 +103,9 @@ def _appearing(final: Path) -> Iterator[Path]:
         raise
 
 
-def save(folder: Path, result: Result, models: bool = False) -> Path:
-    """Writes one run atomically and returns its folder."""
-    final = folder / result.config.digest()
-    with _appearing(final) as part:
+def save(folder: Path, result: Result, models: bool = False) -> None:
+    """Writes one run atomically."""
+    with _appearing(folder / result.config.digest()) as part:
         write_json(part / "config.json", dataclasses.asdict(result.config))
         np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
         if models:
@@ -109,11 +114,12 @@ def save(folder: Path, result: Result, models: bool = False) -> Path:
             named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
             np.savez(part / "models.npz", **named)
         write_json(part / "summary.json", summarise(result))
-    return final
 
 
 def save_failure(folder: Path, config: Config, error: Exception) -> None:
-    """Writes that a run failed, and why."""
+    """Writes that a run failed, and why, unless there is a result of it."""
+    if (folder / config.digest() / "summary.json").exists():
+        return
     with _appearing(folder / config.digest()) as part:
         failure = {"config": dataclasses.asdict(config), "error": f"{type(error).__name__}: {error}"}
         write_json(part / "failed.json", failure)
@@ -162,7 +168,7 @@ def load(*folders: str | Path) -> pd.DataFrame:
         if "rounds_per_epoch" in run.summary:
             columns["epoch"] = columns["round"] / run.summary["rounds_per_epoch"]
         columns["loss"] = run.curves["loss"].mean(axis=1)
-        settings = {"digest": run.config.digest(), **dataclasses.asdict(run.config)}
+        settings = {"digest": run.digest, **dataclasses.asdict(run.config)}
         tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
     return pd.concat(tables, ignore_index=True)
 
@@ -170,6 +176,9 @@ def load(*folders: str | Path) -> pd.DataFrame:
 def load_runs(*folders: str | Path) -> list[Run]:
     """Every whole run of some results folders, each digest once; damaged ones are told and left out."""
     runs = {}
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"there is no folder {str(folder)!r}; give folders of sweeps")
     for path in (path for folder in folders for path in sorted(Path(folder).glob(RUNS))):
         try:
             runs.setdefault(path.parent.name, load_run(path.parent))
@@ -183,21 +192,54 @@ def load_run(folder: Path) -> Run:
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text())
-        if (found := summary.get("format")) != FORMAT:
-            raise ConfigError(
-                f"{folder} has results of format {found}, this version reads {FORMAT}; choose another "
-                "folder with --results"
-            )
+        _check_format(folder, summary["format"])
         path = folder / "config.json"
         config = Config(**json.loads(path.read_text()))
         path = folder / "curves.npz"
         with np.load(io.BytesIO(path.read_bytes())) as arrays:
             curves = dict(arrays)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged zip alone raises half a dozen kinds
         raise DamagedError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    return Run(config, curves, summary)
+    return Run(config, curves, summary, folder.name)
+
+
+def is_finished(folder: Path, config: Config, models: bool = False) -> bool:
+    """Whether the folder has the run, whole. Raises DamagedError for a run that is there but not whole."""
+    path = folder / config.digest()
+    if not path.exists() or (path / "failed.json").exists():
+        return False
+    if load_run(path).config != config:
+        raise DamagedError(f"{path / 'config.json'} is damaged (it is not the config of this digest)")
+    if not models or not (path := path / "models.npz").exists():
+        return not models
+    try:
+        with zipfile.ZipFile(path) as file:
+            bad = file.testzip()
+    except Exception as error:
+        raise DamagedError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    if bad:
+        raise DamagedError(f"{path} is damaged ({bad})")
+    return True
+
+
+def check_format(folder: Path) -> None:
+    """Refuses a folder with results of another format."""
+    for path in folder.glob(RUNS):
+        try:
+            found = json.loads(path.read_text())["format"]
+        except (ValueError, TypeError, KeyError):
+            continue  # damaged: told where it is needed
+        _check_format(path.parent, found)
+
+
+def _check_format(folder: Path, found: int) -> None:
+    if found != FORMAT:
+        raise ConfigError(
+            f"{folder} has results of format {found}, this version reads {FORMAT}; choose another folder "
+            "with --results"
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

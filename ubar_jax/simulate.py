@@ -59,8 +59,8 @@ def run(
 ) -> list[Result]:
     """Runs experiments of one program side by side, from `batch` if that is given.
 
-    They must also agree in data set, rounds and eval_size. After every chunk `progress` gets the latest
-    numbers of every run, and `keep` what it takes to go on from there.
+    They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
+    every chunk `progress` gets the latest numbers of every run, and `keep` what it takes to go on.
     """
     started = time.perf_counter()
     config, program, width = experiments[0].config, experiments[0].program, len(experiments)
@@ -112,7 +112,8 @@ def run(
             progress([_latest(batch, i) for i in range(width)])
         if keep is not None:
             keep(batch)
-    return [_result(batch, i, experiment) for i, experiment in enumerate(experiments)]
+    sharers = len({experiment.config for experiment in experiments})
+    return [_result(batch, i, experiment, sharers) for i, experiment in enumerate(experiments)]
 
 
 def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
@@ -146,7 +147,7 @@ def _latest(batch: Batch, run: int) -> dict[str, Any]:
     return {**latest, "consensus": point["consensus"], **metrics.summary(point["accuracy"])}
 
 
-def _result(batch: Batch, run: int, experiment: Experiment) -> Result:
+def _result(batch: Batch, run: int, experiment: Experiment, sharers: int) -> Result:
     program, width = experiment.program, len(batch.accepted)
     curves = {k: v[run] for k, v in batch.points.items()}
     curves |= metrics.summary(curves["accuracy"])
@@ -167,5 +168,5 @@ def _result(batch: Batch, run: int, experiment: Experiment) -> Result:
         diverged=_diverged(batch, run),
         rounds_per_epoch=int(experiment.knobs.rounds_per_epoch),
         state=batch.state if width == 1 else jax.tree.map(lambda leaf: leaf[run], batch.state),
-        seconds={k: v / width for k, v in batch.seconds.items()},
+        seconds={k: v / sharers for k, v in batch.seconds.items()},
     )

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,41 +16,51 @@ from ubar_jax.config import Config
 from ubar_jax.experiment import Experiment, prepare
 from ubar_jax.groups import choose_width, grouped, in_batches
 from ubar_jax.registry import ConfigError
-from ubar_jax.simulate import first_batch, run
+from ubar_jax.simulate import Batch, first_batch, run
 
 
 class Plan(NamedTuple):
     """What a sweep has to do."""
 
-    finished: list[Config]
-    groups: list[list[Experiment]]  # what is left, by program
+    groups: list[list[Experiment]]  # all runs by program, finished ones too
+    finished: set[str]  # digests
+    failed: list[tuple[Config, Exception]]  # runs that cannot even be prepared
     notices: list[str]
+
+    @property
+    def left(self) -> list[list[Experiment]]:
+        """The groups without what is finished."""
+        groups = [[e for e in g if e.config.digest() not in self.finished] for g in self.groups]
+        return [group for group in groups if group]
 
 
 class Outcome(NamedTuple):
     """What came of it."""
 
     failed: list[tuple[Config, Exception]]
-    diverged: list[tuple[Config, tuple[int, int]]]
-    programs: list[Compiled]  # of the rounds, one a group
+    programs: list[Compiled]  # of the rounds
     seconds: dict[str, float]  # total, compilation
 
 
 def make_plan(configs: Sequence[Config], folder: Path, models: bool = False) -> Plan:
     """Looks what the folder has, and checks all the rest before any work. `configs` are canonical."""
-    finished, left, notices = [], [], []
+    finished, experiments, failed, notices = set(), [], [], []
+    results.check_format(folder)
     for config in configs:
-        path = folder / config.digest()
         try:
-            if (path / ("models.npz" if models else "summary.json")).exists():
-                results.load_run(path)
-                finished.append(config)
-                continue
+            if results.is_finished(folder, config, models):
+                finished.add(config.digest())
         except results.DamagedError as error:
             notices.append(f"{error}; that run is done again")
-        left.append(prepare(config))
+        try:
+            experiments.append(prepare(config))
+        except ConfigError:
+            raise
+        except Exception as error:  # of a user's own part
+            failed.append((config, error))
+    left = [e for e in experiments if e.config.digest() not in finished]
     notices += [notice for experiment in left for notice in experiment.notices]
-    return Plan(finished, grouped(left), list(dict.fromkeys(notices)))
+    return Plan(grouped(experiments), finished, failed, list(dict.fromkeys(notices)))
 
 
 def carry_out(
@@ -70,50 +80,89 @@ def carry_out(
     started = time.perf_counter()
     if tensorboard:
         _summary_writer()
-    failed, diverged, programs, compiling = [], [], {}, 0.0
-    left = {e.config.digest(): e for group in plan.groups for e in group}
-    begun = [digests for digests in checkpoints.found(folder) if left.keys() >= set(digests)]
+    failed, programs, compiling, over = [], {}, 0.0, 0
+    known = {e.config.digest(): e for group in plan.groups for e in group}
+    total = sum(e.config.rounds for group in plan.left for e in group)
+    begun, notices = _begun(plan, folder, known.keys())
     batches = begun + _fresh_batches(plan, {d for digests in begun for d in digests}, width)
-    over = 0
-    with tqdm(total=sum(e.config.rounds for e in left.values()), unit="round", disable=None) as bar:
+    with tqdm(total=total, unit="round", disable=None) as bar:
+
+        def fail(config, error):
+            if disk_is_full(error):
+                raise error
+            results.save_failure(folder, config, error)
+            failed.append((config, error))
+
+        for notice in notices:
+            bar.write(f"notice: {notice}")
+        for config, error in plan.failed:
+            fail(config, error)
         for digests in batches:
-            members = {d: left[d] for d in digests}  # once each: a batch may be filled up with repeats
-            batch = [left[d] for d in digests]
+            members = {d: known[d] for d in digests if d not in plan.finished}
+            batch = [known[d] for d in digests]
             config, before = batch[0].config, bar.n
-            bar.set_description(f"{over}/{len(left)} runs, {config.rule} {config.attack}")
+            bar.set_description(f"{over}/{sum(map(len, plan.left))} runs, {config.rule} {config.attack}")
             try:
-                start = checkpoints.load(folder, digests, first_batch(batch)) if digests in begun else None
+                start = _start(folder, digests, batch, bar) if digests in begun else None
+                if start is None:
+                    checkpoints.remove(folder, digests)  # one of other versions would be in the way
                 keep = checkpoints.keeper(folder, digests, checkpoint_seconds)
                 with _watcher(bar, list(members), folder / "tensorboard" if tensorboard else None) as watch:
                     found = dict(zip(digests, run(batch, watch, start, keep), strict=True))
-                for result in found.values():
-                    results.save(folder, result, models)
-                    if result.diverged:
-                        diverged.append((result.config, result.diverged))
-                compiling += sum(r.seconds["compilation"] for r in found.values())
-                compiling -= start.seconds["compilation"] if start else 0
-                programs[batch[0].program] = compiled_chunk(batch[0].program, len(batch))
             except Exception as error:
-                if disk_is_full(error):
-                    raise
                 for experiment in members.values():
-                    results.save_failure(folder, experiment.config, error)
-                    failed.append((experiment.config, error))
-            checkpoints.remove(folder, digests)
+                    fail(experiment.config, error)
+            else:
+                compiling += sum(result.seconds["compilation"] for result in found.values())
+                compiling -= start.seconds["compilation"] if start else 0
+                key = (batch[0].program, len(batch))
+                programs[key] = compiled_chunk(*key)
+                for digest in members:
+                    try:
+                        results.save(folder, found[digest], models)
+                    except Exception as error:
+                        fail(found[digest].config, error)
+                checkpoints.remove(folder, digests)
             over += len(members)
             bar.update(before + sum(e.config.rounds for e in members.values()) - bar.n)
     seconds = {"total": time.perf_counter() - started, "compilation": compiling}
-    return Outcome(failed, diverged, list(programs.values()), seconds)
+    return Outcome(failed, list(programs.values()), seconds)
+
+
+def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], list[str]]:
+    """The batches to go on with, each run in one at most, and notices. Forgets those that are finished."""
+    found, notices = checkpoints.found(folder)
+    begun, taken = [], set()
+    for digests in found:
+        if plan.finished >= set(digests):
+            checkpoints.remove(folder, digests)
+        elif known >= set(digests) and not taken & set(digests):
+            begun.append(digests)
+            taken |= set(digests)
+    return begun, notices
+
+
+def _start(folder: Path, digests: list[str], batch: list[Experiment], bar: tqdm) -> Batch | None:
+    """The batch of a checkpoint; None, and a notice, if it cannot be read."""
+    try:
+        start = checkpoints.load(folder, digests, first_batch(batch))
+    except Exception as error:  # orbax raises many kinds
+        bar.write(f"notice: {checkpoints.damaged(folder, error)}")
+        return None
+    config = batch[0].config
+    bar.write(f"{config.rule} under {config.attack} goes on from round {start.done}")
+    if not bar.disable:
+        bar.initial += start.done  # what was done before says nothing of the speed
+    return start
 
 
 def _fresh_batches(plan: Plan, begun: set[str], width: int | None) -> list[list[str]]:
     """The digests of every batch of runs that have no checkpoint."""
     batches = []
     for group in plan.groups:
-        rest = [e for e in group if e.config.digest() not in begun]
-        if rest:
-            fresh = in_batches(rest, width or choose_width(rest))
-            batches += [[e.config.digest() for e in batch] for batch in fresh]
+        rest = [e for e in group if e.config.digest() not in plan.finished | begun]
+        fresh = in_batches(rest, min(width or choose_width(group), len(group)))
+        batches += [[e.config.digest() for e in batch] for batch in fresh]
     return batches
 
 
@@ -152,7 +201,7 @@ def disk_is_full(error: BaseException | None) -> bool:
     """Whether it, or what it comes from, says that no space is left."""
     if error is None:
         return False
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (
-        full or os.strerror(errno.ENOSPC) in str(error) or disk_is_full(error.__cause__ or error.__context__)
-    )
+    reasons = (errno.ENOSPC, errno.EDQUOT)
+    full = isinstance(error, OSError) and error.errno in reasons
+    full = full or any(os.strerror(reason) in str(error) for reason in reasons)
+    return full or disk_is_full(error.__cause__ or error.__context__)

@@ -285,7 +285,7 @@ def figures(
 
 def file_name(stem: str, labels: dict[str, Any]) -> str:
     """'heat_map', {'nodes': 20} -> 'heat_map_nodes_20'."""
-    return re.sub(r"[^\w.=-]+", "_", f"{stem} {words(labels)}").rstrip("_")
+    return re.sub(r"[^\w.=-]+", "_", f"{stem} {words(labels)}").rstrip("_")[:200]
 
 
 def draw_all(

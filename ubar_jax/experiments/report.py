@@ -123,13 +123,12 @@ def summary(runs: Sequence[Run]) -> list[str]:
 
 def failures(folders: Sequence[Path]) -> list[str]:
     """The runs that failed, if any."""
-    paths = [path for folder in folders for path in sorted(folder.glob("[!.]*/failed.json"))]
-    failed = [json.loads(path.read_text()) for path in paths]
-    lines = [
-        {name: str(run["config"].get(name)) for name in ("rule", "attack", "byzantine_ratio", "seed")}
-        | {"error": run["error"].strip().split("\n")[-1], "folder": str(path.parent)}
-        for run, path in zip(failed, paths, strict=True)
-    ]
+    lines = []
+    for path in (path for folder in folders for path in sorted(folder.glob("[!.]*/failed.json"))):
+        failed = _read(path)
+        config, error = failed.get("config", {}), failed.get("error", "not recorded")
+        lines.append({n: str(config.get(n)) for n in ("rule", "attack", "byzantine_ratio", "seed")})
+        lines[-1] |= {"error": error.strip().split("\n")[-1], "folder": str(path.parent)}
     return [text("Failed runs", "h3"), table(pd.DataFrame(lines))] if lines else []
 
 
@@ -208,10 +207,17 @@ def accepted_edges(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+def _read(path: Path) -> dict:
+    """A JSON file; nothing if it is not there or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def provenance(folder: Path) -> str:
     """The command of a sweep's folder and what else the sweep noted."""
-    path = folder / "sweep.json"
-    noted = json.loads(path.read_text()) if path.exists() else {}
+    noted = _read(folder / "sweep.json")
     command = noted.pop("command", "command not recorded")
     return (
         text(str(folder), "h3")

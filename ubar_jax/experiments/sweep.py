@@ -4,10 +4,10 @@ Repeat a flag to give it several values; the sweep is the product of all lists. 
 flags prints every rule, attack, topology, data set and model. Flagfiles may include flagfiles
 (--flagfile=OTHER on a line of its own); a repeated flag ADDS to the list that a flagfile began.
 
-Runs that share a program are compiled once. Finished runs are in the results folder, each whole; killed or
-stopped, the same command goes on where it was. Exit code: 0 all done; 1 a run failed (its folder has
-failed.json; the same command tries it again) or the disk is full; 2 bad input; 3 none failed, but a run
-diverged; 130 stopped by Ctrl-C.
+Runs that share a program are compiled once. Finished runs are in the results folder, each whole; killed
+or stopped, the same command goes on where it was. Exit code: 0 all done; 1 a run failed (its folder has
+failed.json; the same command tries it again) or the disk is full; 2 bad flags or settings; 3 none failed,
+but a run diverged; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
@@ -90,17 +90,17 @@ def describe(plan: Plan, width: int | None) -> str:
     """The runs that are left by compile group, and an estimate of their time."""
     lines = []
     names = [f.name for f in dataclasses.fields(Config)]
-    for number, group in enumerate(plan.groups, 1):
+    for number, group in enumerate(plan.left, 1):
         same, differ = group[0].config, plot.varying(group, names)
         lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
         lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {width or choose_width(group)} side by side"
         for config in (e.config for e in group):
             settings = [f"{name}={getattr(config, name)}" for name in differ]
             lines.append("  ".join(["   ", config.digest(), *settings]))
-    left, done = sum(map(len, plan.groups)), len(plan.finished)
-    lines.append(f"{left} runs to do, {done} done already; {len(plan.groups)} compilations")
+    left, done = sum(map(len, plan.left)), len(plan.finished)
+    lines.append(f"{left} runs to do, {done} done already; {len(plan.left)} compilations")
     if left:
-        estimated = tqdm.format_interval(estimate(plan.groups))
+        estimated = tqdm.format_interval(estimate(plan.left))
         lines.append(f"about {estimated} on this {results.device()}: a rough guess from one node's step")
     return "\n".join(lines)
 
@@ -160,7 +160,7 @@ def _seed(text: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
-    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that it did not find
+    logging.set_verbosity(logging.FATAL)  # what goes wrong is told in our own words, once
     for name in values.plugin:
         load_plugin(name)
     if argv[1:] == ["list"]:
@@ -180,6 +180,9 @@ def main(argv: Sequence[str]) -> int:
         if values.dry_run:
             print(describe(plan, values.width))
             return 0
+        about = {"command": command, "versions": results.versions(), "device": results.device()}
+        if plan.left:
+            results.write_json(folder / "sweep.json", about)
         if plan.finished:
             print(f"{len(plan.finished)} of {len(configs)} runs are in {folder} already")
         outcome = carry_out(
@@ -190,22 +193,21 @@ def main(argv: Sequence[str]) -> int:
             checkpoint_seconds=values.checkpoint_seconds,
             tensorboard=values.tensorboard,
         )
-        return conclude(configs, folder, plan, outcome, command)
+        return conclude(configs, folder, plan, outcome, about)
 
 
-def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outcome, command: str) -> int:
+def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
     """Prints what came of the sweep, writes it down, draws; returns the exit code."""
     failed = {config for config, _ in outcome.failed}
     runs = [results.load_run(folder / c.digest()) for c in configs if c not in failed]
-    if plan.groups:
+    if outcome.programs:
         cached = sum(program.cached for program in outcome.programs)
-        numbers = {"groups": len(plan.groups), "compilations": len(outcome.programs) - cached}
-        about = {"command": command, "versions": results.versions(), "device": results.device()}
+        numbers = {"groups": len(plan.left), "compilations": len(outcome.programs) - cached}
         results.write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
         total, compiling = outcome.seconds["total"], outcome.seconds["compilation"]
         print(
-            f"{sum(map(len, plan.groups))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "
-            f"{len(plan.groups)} groups, {numbers['compilations']} compiled and {cached} from the cache"
+            f"{sum(map(len, plan.left))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "
+            f"{len(plan.left)} groups, {numbers['compilations']} compiled and {cached} from the cache"
         )
     if runs:
         print(table(runs))
@@ -234,7 +236,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if not disk_is_full(error):
             raise
-        told = "the disk is full. What was written is whole; make room, and the same command goes on"
+        told = "the disk is full. Finished runs are whole; make room, and the same command goes on"
         print(f"error: {told}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -242,5 +244,14 @@ def run(argv: Sequence[str]) -> int:
         return 130
 
 
+def parse(argv: Sequence[str]) -> list[str]:
+    """Flags, with the exit code of bad input for those that cannot be."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {error}\nTry --help.", file=sys.stderr)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    app.run(run)
+    app.run(run, flags_parser=parse)
