@@ -20,6 +20,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr
 
 MEMORY = 4 * 2**30  # bytes that models side by side may fill on an accelerator
+UNFUSED = ("dot_general", "conv_general_dilated", "concatenate")
 
 
 def each(f, *stacked):
@@ -37,19 +38,26 @@ def each(f, *stacked):
 
 
 def footprint(jaxpr: ClosedJaxpr) -> int:
-    """Bytes of all that a program computes: more than it ever holds at once."""
+    """Bytes of a program's arguments and of what it must put into memory: products and their patches.
 
-    def size(equation):
+    What is computed element by element is taken to be fused. It counts as if nothing were ever freed.
+    """
+
+    def size(avals):
+        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+
+    total = size(jaxpr.in_avals)
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in UNFUSED:
+            total += size(v.aval for v in equation.outvars)
         inner = [p for p in jax.tree.leaves(equation.params) if isinstance(p, ClosedJaxpr)]
-        here = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
-        return max([here, *map(footprint, inner)])
-
-    return sum(map(size, jaxpr.eqns))
+        total += max(map(footprint, inner), default=0)
+    return total
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def conv(x: Array, w: Array, bias: Array, pad: int) -> Array:
-    """Convolution of one model, stride 1: [b, H, W, C], [k, k, C, O], [O] -> [b, H + 2 pad - k + 1, ..., O]."""
+    """Convolution of one model: [b, H, W, C], [k, k, C, O], [O] -> [b, H + 2 pad - k + 1, ..., O]."""
 
     def cpu(x, w, bias):
         return _batch_first(_pixels(_padded(_batch_last(x), pad), w, bias))
