@@ -1,9 +1,13 @@
 """Work over stacked models: how nodes are laid out, and convolutions and pools made for it.
 
-A vmapped convolution over stacked weights is a grouped convolution, slow on CPU and in its CUDA
-backward pass. So on the CPU models run one at a time inside `lax.map` with gradients written by hand
-(autodiff's are up to 30 times slower there), and elsewhere in batched matrix products. One
-`custom_vjp`, the choice in `_conv` alone.
+A vmapped convolution over stacked weights is a grouped convolution, slow on the CPU and in its CUDA
+backward pass, and autodiff's gradients of convolutions and pools are slower still. So both are written
+out here, with their gradients, once for each kind of machine. On the CPU models run one at a time and
+images lie batch last, [H, W, C, b]: what one output pixel sees is then a matrix [k k C, b] whose rows
+are contiguous, a convolution is a loop of matrix products over pixels, and pools are vectorised over
+the batch. Elsewhere models run side by side, and a convolution is one matrix product over all patches,
+batched over the models. `lax.platform_dependent` chooses where the program is lowered, so that a
+program lowered here for CUDA is the one that CUDA gets.
 """
 
 import functools
@@ -12,96 +16,241 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.extend.core import ClosedJaxpr
 
-GPU_WIDTH = 16  # models side by side on an accelerator
+MEMORY = 4 * 2**30  # bytes that models side by side may fill on an accelerator
+UNFUSED = ("dot_general", "conv_general_dilated", "concatenate")
 
 
 def each(f, *stacked):
-    """f over the leading axis of `stacked`: one at a time on the CPU, side by side elsewhere."""
-    width = None if jax.default_backend() == "cpu" else GPU_WIDTH
-    return lax.map(lambda one: f(*one), stacked, batch_size=width)
+    """f over the leading axis of `stacked`: one at a time on the CPU, elsewhere as many as MEMORY holds."""
+
+    def one_by_one(*stacked):
+        return lax.map(lambda one: f(*one), stacked)
+
+    def side_by_side(*stacked):
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
+        width = max(1, MEMORY // footprint(jax.make_jaxpr(f)(*one)))
+        return lax.map(lambda one: f(*one), stacked, batch_size=width)
+
+    return lax.platform_dependent(*stacked, cpu=one_by_one, default=side_by_side)
 
 
-def _conv(x: Array, w: Array, pad: tuple[int, int]) -> Array:
-    """[b, H, W, C] * [k, k, C, O], stride 1, rows and columns padded by `pad` before and after."""
-    if jax.default_backend() == "cpu":
-        return lax.conv_general_dilated(x, w, (1, 1), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    patches = jnp.concatenate(list(_shifts(x, w.shape[:2], pad)), axis=-1)
-    return patches @ w.reshape(-1, w.shape[-1])
+def footprint(jaxpr: ClosedJaxpr) -> int:
+    """Bytes of a program's arguments and of what it must put into memory: products and their patches.
+
+    What is computed element by element is taken to be fused. It counts as if nothing were ever freed.
+    """
+
+    def size(avals):
+        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+
+    total = size(jaxpr.in_avals)
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in UNFUSED:
+            total += size(v.aval for v in equation.outvars)
+        inner = [p for p in jax.tree.leaves(equation.params) if isinstance(p, ClosedJaxpr)]
+        total += max(map(footprint, inner), default=0)
+    return total
 
 
-def _shifts(x: Array, window: tuple[int, int], pad: tuple[int, int]):
-    """The input as every offset of the window sees it, row by row."""
-    x = jnp.pad(x, ((0, 0), pad, pad, (0, 0)))
-    height, width = x.shape[1] - window[0] + 1, x.shape[2] - window[1] + 1
-    for i in range(window[0]):
-        for j in range(window[1]):
-            yield x[:, i : i + height, j : j + width]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def conv(x: Array, w: Array, bias: Array, pad: int) -> Array:
+    """Convolution of one model: [b, H, W, C], [k, k, C, O], [O] -> [b, H + 2 pad - k + 1, ..., O]."""
+
+    def cpu(x, w, bias):
+        return _batch_first(_pixels(_padded(_batch_last(x), pad), w, bias))
+
+    def accelerator(x, w, bias):
+        return _patches(x, len(w), pad) @ w.reshape(-1, w.shape[-1]) + bias[None, None, None, :]
+
+    return lax.platform_dependent(x, w, bias, cpu=cpu, default=accelerator)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def conv(x: Array, w: Array, pad: int) -> Array:
-    """Convolution of one model: [b, H, W, C], [k, k, C, O] -> [b, H + 2 pad - k + 1, ..., O]."""
-    return _conv(x, w, (pad, pad))
-
-
-def _conv_forward(x, w, pad):
-    return conv(x, w, pad), (x, w)
+def _conv_forward(x, w, bias, pad):
+    return conv(x, w, bias, pad), (x, w)
 
 
 def _conv_backward(pad, saved, g):
     x, w = saved
-    k, _, c, o = w.shape
-    flipped = w[::-1, ::-1].swapaxes(2, 3)
-    # The gradient of the input is cropped by what padding added, hence k - 1 - pad on either side.
-    dx = _conv(g, flipped, (k - 1 - pad, k - 1 - pad))
-    flat = g.reshape(-1, o)
-    dw = jnp.stack([s.reshape(-1, c).T @ flat for s in _shifts(x, (k, k), (pad, pad))])
-    return dx, dw.reshape(w.shape)
+
+    def dx_cpu(x, w, g):
+        side = [length + 2 * pad for length in x.shape[1:3]]
+        return _batch_first(_cropped(_pixels_dx(_batch_last(g), w, side), pad))
+
+    def dx_accelerator(x, w, g):
+        k, _, c, o = w.shape
+        parts = (g @ w.reshape(-1, o).T).reshape(*g.shape[:3], k, k, c)
+        edges = [(i, k - 1 - i) for i in range(k)]
+        padded = sum(
+            jnp.pad(parts[:, :, :, i, j], ((0, 0), edges[i], edges[j], (0, 0)))
+            for i in range(k)
+            for j in range(k)
+        )
+        return jax.vmap(lambda image: _cropped(image, pad))(padded)
+
+    def dw_cpu(x, w, g):
+        return _pixels_dw(_padded(_batch_last(x), pad), _batch_last(g), len(w))
+
+    def dw_accelerator(x, w, g):
+        patches = _patches(x, len(w), pad)
+        return jnp.tensordot(patches, g, axes=((0, 1, 2), (0, 1, 2))).reshape(w.shape), g.sum((0, 1, 2))
+
+    # Two choices, not one, so that the gradient of the data, which nobody needs, is not computed.
+    return (
+        lax.platform_dependent(x, w, g, cpu=dx_cpu, default=dx_accelerator),
+        *lax.platform_dependent(x, w, g, cpu=dw_cpu, default=dw_accelerator),
+    )
 
 
 conv.defvjp(_conv_forward, _conv_backward)
 
 
+def _patches(x: Array, k: int, pad: int) -> Array:
+    """[b, H, W, C] -> [b, H', W', k k C], what every output pixel sees, row by row."""
+    x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    height, width = (side - k + 1 for side in x.shape[1:3])
+    shifted = [x[:, i : i + height, j : j + width] for i in range(k) for j in range(k)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def _batch_last(x: Array) -> Array:
+    """[b, H, W, C] -> [H, W, C, b]."""
+    return _in_order(x.transpose(1, 2, 3, 0))
+
+
+def _batch_first(x: Array) -> Array:
+    """[H, W, C, b] -> [b, H, W, C]."""
+    return _in_order(x).transpose(3, 0, 1, 2)
+
+
+def _in_order(x: Array) -> Array:
+    """x, in memory in the order of its axes: left alone, XLA may keep another and work in strides."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _padded(x: Array, pad: int) -> Array:
+    return jnp.pad(x, ((pad, pad), (pad, pad), *((0, 0),) * (x.ndim - 2)))
+
+
+def _cropped(x: Array, pad: int) -> Array:
+    return x[pad : x.shape[0] - pad, pad : x.shape[1] - pad]
+
+
+def _positions(height: int, width: int) -> Array:
+    """[height width, 4] where every pixel is in an array [height, width, ., .], row by row."""
+    row, column = jnp.divmod(jnp.arange(height * width), width)
+    return jnp.stack([row, column, jnp.zeros_like(row), jnp.zeros_like(row)], axis=1)
+
+
+def _window(x: Array, at: Array, k: int) -> Array:
+    """[H, W, C, b] -> [k k C, b]: the square of side k from position `at` on."""
+    return lax.dynamic_slice(x, at, (k, k, *x.shape[2:])).reshape(-1, x.shape[3])
+
+
+def _pixels(x: Array, w: Array, bias: Array) -> Array:
+    """[H, W, C, b], [k, k, C, O], [O] -> [H', W', O, b]."""
+    k, o = len(w), w.shape[3]
+    height, width = (side - k + 1 for side in x.shape[:2])
+    kernel = w.reshape(-1, o).T
+    y = lax.map(lambda at: kernel @ _window(x, at, k) + bias[:, None], _positions(height, width))
+    return y.reshape(height, width, o, x.shape[3])
+
+
+def _pixels_dx(g: Array, w: Array, side: list[int]) -> Array:
+    """[H', W', O, b], [k, k, C, O] -> [H, W, C, b]: every pixel adds to what it saw."""
+    k, _, c, o = w.shape
+    kernel = w.reshape(-1, o)
+
+    def add(dx, at):
+        seen = (kernel @ _window(g, at, 1)).reshape(k, k, c, -1)
+        return lax.dynamic_update_slice(dx, lax.dynamic_slice(dx, at, seen.shape) + seen, at), None
+
+    return lax.scan(add, jnp.zeros((*side, c, g.shape[3]), g.dtype), _positions(*g.shape[:2]))[0]
+
+
+def _pixels_dw(x: Array, g: Array, k: int) -> tuple[Array, Array]:
+    """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: the sums over what every pixel saw."""
+    c, o = x.shape[2], g.shape[2]
+
+    def add(total, at):
+        dw, dbias = total
+        here = _window(g, at, 1)
+        return (dw + _window(x, at, k) @ here.T, dbias + here.sum(axis=1)), None
+
+    zero = (jnp.zeros((k * k * c, o), g.dtype), jnp.zeros(o, g.dtype))
+    (dw, dbias), _ = lax.scan(add, zero, _positions(*g.shape[:2]))
+    return dw.reshape(k, k, c, o), dbias
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def max_pool(x: Array, window: int, stride: int) -> Array:
     """[b, H, W, C] -> maxima of square windows, no padding; ties send their gradient to the first."""
-    return functools.reduce(jnp.maximum, _windows(x, window, stride))
+
+    def pool(x):
+        return functools.reduce(jnp.maximum, _views(x, window, stride))
+
+    return _over_images(pool, x)
 
 
-def _windows(x: Array, window: int, stride: int) -> list[Array]:
-    rows, cols = ((side - window) // stride + 1 for side in x.shape[1:3])
+def _over_images(f, *arrays):
+    """f, on arrays that begin with [H, W], over images: batch last on the CPU, one by one elsewhere."""
+
+    def cpu(*arrays):
+        return jax.tree.map(_batch_first, f(*map(_batch_last, arrays)))
+
+    return lax.platform_dependent(*arrays, cpu=cpu, default=jax.vmap(f))
+
+
+def _views(x: Array, window: int, stride: int) -> list[Array]:
+    """[H, W, ...] as every offset of the window sees it, row by row."""
+    rows, columns = ((side - window) // stride + 1 for side in x.shape[:2])
     return [
-        x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (cols - 1) + 1 : stride]
+        x[i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
         for i in range(window)
         for j in range(window)
     ]
 
 
 def _pool_forward(x, window, stride):
-    views = _windows(x, window, stride)
-    best, where = views[0], jnp.zeros(views[0].shape, jnp.uint8)
-    for index, view in enumerate(views[1:], 1):
-        where = jnp.where(view > best, jnp.uint8(index), where)
-        best = jnp.maximum(best, view)
-    return best, (where, x.shape)
+    def pool(x):
+        views = _views(x, window, stride)
+        best, where = views[0], jnp.zeros(views[0].shape, jnp.int32)  # as wide as x, for the vector unit
+        for index, view in enumerate(views[1:], 1):
+            where = jnp.where(view > best, index, where)
+            best = jnp.maximum(best, view)
+        return best, where
+
+    best, where = _over_images(pool, x)
+    return best, (where, x.shape[1:3])
 
 
 def _pool_backward(window, stride, saved, g):
-    where, (b, height, width, c) = saved
-    rows, cols = -(-height // stride), -(-width // stride)
-    # Input (stride a + p, stride b + q) is phase (p, q) at (a, b): sum each phase's shifted masks.
-    phases = [[jnp.zeros((b, rows, cols, c), g.dtype)] * stride for _ in range(stride)]
-    for i in range(window):
-        for j in range(window):
-            up, left = i // stride, j // stride
-            part = jnp.where(where == i * window + j, g, 0)
-            edge = ((0, 0), (up, rows - up - g.shape[1]), (left, cols - left - g.shape[2]), (0, 0))
-            phases[i % stride][j % stride] += lax.pad(
-                part, jnp.zeros((), g.dtype), [(lo, hi, 0) for lo, hi in edge]
-            )
-    full = jnp.stack([jnp.stack(line, axis=3) for line in phases], axis=2)
-    return (full.reshape(b, rows * stride, cols * stride, c)[:, :height, :width],)
+    where, (height, width) = saved
+    before = (window - 1) // stride
+    rows, columns = -(-height // stride), -(-width // stride)
+
+    def spread(where, g):
+        # Input (stride a + p, stride b + q) is phase (p, q) at (a, b); windows that begin up to
+        # `before` earlier reach it.
+        edges = ((before, rows - g.shape[0]), (before, columns - g.shape[1]), *((0, 0),) * (g.ndim - 2))
+        where, g = jnp.pad(where, edges, constant_values=-1), jnp.pad(g, edges)
+
+        def phase(p, q):
+            total = jnp.zeros((rows, columns, *g.shape[2:]), g.dtype)
+            for i in range(p, window, stride):
+                for j in range(q, window, stride):
+                    up, left = before - i // stride, before - j // stride
+                    here = (slice(up, up + rows), slice(left, left + columns))
+                    total += jnp.where(where[here] == i * window + j, g[here], 0)
+            return total
+
+        lines = [jnp.stack([phase(p, q) for q in range(stride)], axis=2) for p in range(stride)]
+        full = jnp.stack(lines, axis=1).reshape(rows * stride, columns * stride, *g.shape[2:])
+        return full[:height, :width]
+
+    return (_over_images(spread, where, g),)
 
 
 max_pool.defvjp(_pool_forward, _pool_backward)
@@ -119,4 +268,4 @@ class Conv(nn.Module):
         shape = (self.window, self.window, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return conv(x, kernel, self.pad) + bias[None, None, None, :]
+        return conv(x, kernel, bias, self.pad)

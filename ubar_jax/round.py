@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
 from ubar_jax import nn
 from ubar_jax.registry import ConfigError, Spec
@@ -53,10 +53,13 @@ def make_round(
         def mix(sent: Array) -> tuple[Array, dict]:
             def loss_of(receiver, row):
                 if not pairs:
-                    raise ConfigError(
-                        f"{rule} asks for losses: register it with pairs=, how many a node needs"
-                    )
-                return nn.each(lambda i, j: task.loss(unravel(sent[j]), x[i], y[i]), receiver, row)
+                    raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
+
+                def one(i, j):
+                    here = i < trained  # the rest is padding, which costs nothing one by one
+                    return lax.cond(here, lambda: task.loss(unravel(sent[j]), x[i], y[i]), lambda: jnp.inf)
+
+                return nn.each(one, receiver, row)
 
             degree = jnp.sum(heard.mask, axis=1)
             inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)

@@ -149,11 +149,11 @@ def losses_of(inbox: Inbox, candidates: Array) -> Array:
 
     Only the kept candidates are evaluated, as one flat list of at most `inbox.pairs` pairs.
     """
-    receiver, slot = jnp.nonzero(candidates, size=inbox.pairs, fill_value=0)
+    outside = candidates.shape  # where padding reads the last entry and writes nothing
+    receiver, slot = jnp.nonzero(candidates, size=inbox.pairs, fill_value=outside)
     losses = inbox.loss_of(receiver, inbox.rows[receiver, slot])
-    real = jnp.arange(inbox.pairs) < jnp.sum(candidates)
-    losses = jnp.where(real & ~jnp.isnan(losses), losses, jnp.inf)
-    return jnp.full(candidates.shape, jnp.inf).at[receiver, slot].min(losses)
+    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+    return jnp.full(outside, jnp.inf).at[receiver, slot].set(losses)
 
 
 def clipped(inbox: Inbox, limit: Callable) -> Array:

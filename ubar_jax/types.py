@@ -67,7 +67,8 @@ class Inbox(NamedTuple):
     count: Array  # [r] int32: the rule's per-node count
     t: Array  # [] int32
     own_loss: Array  # [r]: loss of `own` on the receiver's batch of this round
-    loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's batch
+    loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's batch;
+    # a receiver r stands for none, and any number may come back
     pairs: int  # P: how many losses the rule may ask for (static)
 
 
