@@ -203,10 +203,13 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array) -> Ar
     def one(rows, chosen, *numbers):
         return statistic([inbox.sent[row] for row in rows], chosen, *numbers)
 
+    def one_by_one(*arguments):
+        return lax.map(lambda each: one(*each), arguments)
+
     arguments = (inbox.rows, chosen, *numbers)
-    if inbox.rows.shape[1] <= FUSED_SLOTS and jax.default_backend() != "cpu":
-        return jax.vmap(one)(*arguments)
-    return lax.map(lambda each: one(*each), arguments)
+    if inbox.rows.shape[1] > FUSED_SLOTS:
+        return one_by_one(*arguments)
+    return lax.platform_dependent(*arguments, cpu=one_by_one, default=jax.vmap(one))
 
 
 def sort_arrays(values: list[Array]) -> list[Array] | Array:

@@ -54,12 +54,7 @@ def make_round(
             def loss_of(receiver, row):
                 if not pairs:
                     raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
-
-                def one(i, j):
-                    here = i < trained  # the rest is padding, which costs nothing one by one
-                    return lax.cond(here, lambda: task.loss(unravel(sent[j]), x[i], y[i]), lambda: jnp.inf)
-
-                return nn.each(one, receiver, row)
+                return losses_on(task, unravel, sent, trained, (x, y), receiver, row)
 
             degree = jnp.sum(heard.mask, axis=1)
             inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
@@ -78,6 +73,20 @@ def make_round(
         return state, observe(info, loss, new, heard, benign)
 
     return step
+
+
+def losses_on(
+    task: Task, unravel: Callable, sent: Array, receivers: int, batch: tuple, receiver: Array, row: Array
+) -> Array:
+    """[P] loss of message `row` [P] on the batch of `receiver` [P]; one past the last stands for none."""
+
+    def one(i, j):
+        def loss():
+            return task.loss(unravel(sent[j]), *(leaf[i] for leaf in batch))
+
+        return lax.cond(i < receivers, loss, lambda: jnp.inf)  # one by one, padding costs nothing
+
+    return nn.each(one, receiver, row)
 
 
 def ravel(params) -> tuple[Array, Callable]:

@@ -1,5 +1,6 @@
 """Networks in the middle of a round, and the work of a round on them: ours, and the same in torch."""
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from ubar_jax import nn, topology
 from ubar_jax.attacks import attacks
 from ubar_jax.data import channel_statistics
 from ubar_jax.models import make_task
-from ubar_jax.round import make_round, normalise
+from ubar_jax.round import losses_on, make_round, normalise
 from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.schedules import optimizers, schedules
 from ubar_jax.types import Data, Graph, Inbox, Knobs, RoundState, Task
@@ -139,12 +140,7 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
         own, graph, batch, own_loss = arrays
         heard = Graph(*(a[:benign] for a in graph))
 
-        def loss_of(receiver, row):
-            def one(i, j):
-                return scene.task.loss(scene.unravel(sent[j]), *(leaf[i] for leaf in batch))
-
-            return nn.each(one, receiver, row)
-
+        loss_of = functools.partial(losses_on, scene.task, scene.unravel, sent, benign, batch)
         inbox = Inbox(
             own=own[:benign],
             sent=sent,
