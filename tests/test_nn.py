@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 
 from ubar_jax import Config, nn
+from ubar_jax.compilation import trace_chunk
+from ubar_jax.experiment import prepare
 from ubar_jax.models import models
-from ubar_jax.simulate import compiled, initial_state, prepare
 
 
 @pytest.fixture(params=["cpu", "accelerator"])
@@ -97,16 +98,10 @@ def test_models_side_by_side_are_as_many_as_fit(fits, monkeypatch):
 def test_the_round_of_70_cnns_for_cuda_is_one_program_of_batched_products():
     """Lowered here, where no GPU is: no convolution, no host, chunks that fit the memory."""
     config = Config(nodes=70, batch_size=256, dataset="synthetic(examples=17920, size=4)", rounds=4)
-    experiment = prepare(config)
-    shape = (32, 32, 3)
-    program = dataclasses.replace(
-        experiment.program, model="cnn", make_model=models.parse("cnn").part.function, shape=shape
-    )
-    images = jax.ShapeDtypeStruct((17920, *shape), jnp.uint8)
-    data = experiment.data._replace(x=images, mean=jnp.zeros(3), std=jnp.ones(3))
-    state = jax.eval_shape(lambda: initial_state(program, 0))
-    chunk = compiled(program)[0]
-    traced = chunk.trace(state, data, experiment.graph, experiment.knobs, np.int32(4))
+    program = prepare(config).program
+    cnn = {"model": "cnn", "make_model": models.parse("cnn").part.function, "shape": (32, 32, 3)}
+    program = dataclasses.replace(program, learner=dataclasses.replace(program.learner, **cnn))
+    traced = trace_chunk(program)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("func.func public") == 1
     for word in ("convolution", "custom_call", "callback", "infeed", "outfeed", "send", "recv"):

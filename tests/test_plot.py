@@ -207,7 +207,7 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
 @pytest.mark.parametrize(
     ("module", "args", "message"),
     [
-        ("plot", ["--results=no"], "error: no finished run in no; give --results=FOLDER of a sweep"),
+        ("plot", ["--results=no"], "error: there is no folder 'no'; give folders of sweeps"),
         ("plot", ["--rows=colour"], "value should be one of <attack|byzantine_ratio|topology|"),
         ("report", ["extra"], "unknown argument 'extra'"),
     ],

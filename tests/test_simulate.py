@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ubar_jax import Config, ConfigError, simulate
-from ubar_jax.compilation import compiled_chunk, initial_state, lower_chunk
+from ubar_jax.compilation import compiled_chunk, initial_state, trace_chunk
 from ubar_jax.experiment import prepare
 from ubar_jax.models import Head, models
 
@@ -32,7 +32,7 @@ def test_one_compilation_serves_seeds_rates_and_strengths():
 
 def test_a_chunk_is_one_program_without_callbacks(monkeypatch):
     program = prepare(BASE).program
-    text = lower_chunk(program).as_text()
+    text = trace_chunk(program).lower().as_text()
     assert "stablehlo.while" in text  # the scan over rounds is inside
     for word in ("callback", "infeed", "outfeed", "host_compute", "send", "recv"):
         assert word not in text, word

@@ -54,7 +54,7 @@ def _initialiser(learner: Learner) -> Callable:
     return jax.jit(task_of(learner).init)
 
 
-def lower_chunk(program: Program, width: int = 1) -> jax.stages.Lowered:
+def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     """One chunk is one dispatch: `program.chunk` rounds under `scan`, of `width` runs side by side."""
     step = make_round(
         task_of(program.learner),
@@ -89,13 +89,13 @@ def lower_chunk(program: Program, width: int = 1) -> jax.stages.Lowered:
         chunk = jax.vmap(chunk, in_axes=(0, ALONG, 0, 0, None))
     state, data, graph, knobs = _shapes(program, width)
     rounds = jax.ShapeDtypeStruct((), np.int32)
-    return jax.jit(chunk, donate_argnums=0).lower(state, data, graph, knobs, rounds)
+    return jax.jit(chunk, donate_argnums=0).trace(state, data, graph, knobs, rounds)
 
 
 @functools.lru_cache(maxsize=32)
 def compiled_chunk(program: Program, width: int = 1) -> Compiled:
     """(state, data, graph, knobs, rounds) -> (state, Metrics); at width 1 without the axis of the runs."""
-    return _compile(lambda: lower_chunk(program, width))
+    return _compile(lambda: trace_chunk(program, width))
 
 
 @functools.lru_cache(maxsize=32)
@@ -109,7 +109,7 @@ def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int,
     shape = jax.ShapeDtypeStruct
     statistics = statistics_of(_data_shapes(learner, 1))
     x, y = shape((tests, *learner.shape), np.uint8), shape((tests,), np.int32)
-    return _compile(lambda: jax.jit(evaluate).lower(params, statistics, x, y))
+    return _compile(lambda: jax.jit(evaluate).trace(params, statistics, x, y))
 
 
 def statistics_of(data: Data) -> Data:
@@ -117,13 +117,13 @@ def statistics_of(data: Data) -> Data:
     return data._replace(x=None, y=None, shards=None)
 
 
-def _compile(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
+def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     hits = []
     listener = lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits")  # noqa: E731
     jax.monitoring.register_event_listener(listener)
     started = time.perf_counter()
     try:
-        lowered = lower()
+        lowered = trace().lower()
         del hits[:]  # of constants computed while tracing
         call = lowered.compile()
     finally:

@@ -127,7 +127,7 @@ def _batch_first(x: Array) -> Array:
 
 def _in_order(x: Array) -> Array:
     """x, in memory in the order of its axes: left alone, XLA may keep another and work in strides."""
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return with_layout_constraint(jnp.asarray(x), Layout(tuple(range(x.ndim))))
 
 
 def _padded(x: Array, pad: int) -> Array:
