@@ -38,6 +38,7 @@ def test_the_page_is_whole_and_self_contained(runs, tmp_path):
     folder = write_runs(runs, tmp_path / "out")
     command = "python -m ubar_jax.experiments.sweep --attack=none --rule='ubar(rho=0.4)'"
     noted = {"command": command, "versions": {"flax": "0.12.3"}, "device": "a device", "groups": 7}
+    noted["seconds"] = {"total": 50.0, "compilation": 20.0}
     (folder / "sweep.json").write_text(json.dumps(noted))
     (folder / "0123456789ab").mkdir()
     failed = {"config": {"rule": "dkrum", "attack": "alie", "seed": 5}, "error": "Trace\nValueError: a < b"}
@@ -47,7 +48,16 @@ def test_the_page_is_whole_and_self_contained(runs, tmp_path):
     text = (folder / "report.html").read_text()
     page = Page(text)
     words = " ".join(page.words)
-    for wanted in (*RULES, command, "flax", "0.12.3", "a device", '"jax": "1.2.3"', "ValueError: a < b"):
+    for wanted in (
+        *RULES,
+        command,
+        "flax",
+        "0.12.3",
+        "a device",
+        '"jax": "1.2.3"',
+        "ValueError: a < b",
+        "40% of 50",
+    ):
         assert wanted in words, wanted
     assert "No whole message was accepted by dmedian" in words
     images = [attributes for tag, attributes in page.tags if tag == "img"]

@@ -219,11 +219,11 @@ def provenance(folder: Path) -> str:
     """The command of a sweep's folder and what else the sweep noted."""
     noted = _read(folder / "sweep.json")
     command = noted.pop("command", "command not recorded")
-    return (
-        text(str(folder), "h3")
-        + text(command, "pre")
-        + (text(json.dumps(noted, indent=1), "pre") if noted else "")
-    )
+    parts = [text(str(folder), "h3"), text(command, "pre")]
+    if seconds := noted.get("seconds"):
+        share = seconds["compilation"] / seconds["total"]
+        parts.append(text(f"Compilation took {share:.0%} of {seconds['total']:.0f} seconds."))
+    return "".join(parts) + (text(json.dumps(noted, indent=1), "pre") if noted else "")
 
 
 def versions(runs: Sequence[Run]) -> list[str]:
