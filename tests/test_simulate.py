@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ def test_one_compilation_serves_seeds_rates_and_strengths():
     assert compiled_chunk.cache_info().misses == 1
 
 
-def test_a_chunk_is_one_program_without_callbacks(monkeypatch):
+def test_a_chunk_is_one_program_without_callbacks():
     program = prepare(BASE).program
     text = trace_chunk(program).lower().as_text()
     assert "stablehlo.while" in text  # the scan over rounds is inside
@@ -39,13 +40,29 @@ def test_a_chunk_is_one_program_without_callbacks(monkeypatch):
     donated = text.count("tf.aliasing_output") + text.count("jax.buffer_donor")
     assert donated >= len(jax.tree.leaves(initial_state(program, 0).params))
 
-    calls = []
-    chunk = compiled_chunk(program)
-    counted = chunk._replace(call=lambda *a: calls.append(1) or chunk.call(*a))
-    module = __import__("sys").modules["ubar_jax.simulate"]
-    monkeypatch.setattr(module, "compiled_chunk", lambda program, width: counted)
-    simulate(BASE)
-    assert len(calls) == 3  # six rounds, two a chunk
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
+    """Six rounds, two a chunk. A checkpoint wants the models that the next chunk would overwrite."""
+    events, experiment = [], prepare(BASE)
+
+    def noted(name, function):
+        return lambda *a, **k: events.append(name) or function(*a, **k)
+
+    module = sys.modules["ubar_jax.simulate"]
+    chunk = compiled_chunk(experiment.program)
+    chunk = chunk._replace(call=noted("launch", chunk.call))
+    monkeypatch.setattr(module, "compiled_chunk", lambda program, width: chunk)
+    monkeypatch.setattr(jax, "device_get", noted("read", jax.device_get))
+    keep = module.Keeper(
+        lambda: keeps, noted("keep", lambda batch: jax.block_until_ready(batch.state.params))
+    )
+    module.run([experiment], progress=noted("progress", lambda latest: None), keep=keep)
+    told = "read read progress "
+    if keeps:
+        assert " ".join(events) == f"read launch {told}keep launch {told}keep launch {told}".strip()
+    else:
+        assert " ".join(events) == f"read launch launch {told}launch {told}{told}".strip()
 
 
 def test_a_last_chunk_that_is_shorter_changes_nothing():

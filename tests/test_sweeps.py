@@ -95,11 +95,11 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
         keep = checkpoints.keeper(folder, [c.digest() for c in configs], 0)
 
         def stop(state):
-            keep(state)
+            keep.save(state)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run(batch, keep=stop)
+            run(batch, keep=keep._replace(save=stop))
         return [p for p in (folder / checkpoints.FOLDER).rglob("*") if p.is_file()]
 
     def finish(folder):
@@ -297,7 +297,7 @@ def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
         process, before = sweep(*args, "--results=killed", cwd=tmp_path, **env), written()
         while written() == before and process.poll() is None:
             time.sleep(0.02)
-        time.sleep(draw.uniform(0, 1.5))  # it computes, or writes: any moment will do
+        time.sleep(draw.uniform(0, 0.5))  # it computes, or writes: any moment will do
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL

@@ -4,39 +4,59 @@ Orbax writes them, each whole or not at all, in one folder a batch; the last one
 seconds to import, so that is done only when a checkpoint is read or written.
 """
 
+import contextlib
 import hashlib
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from ubar_jax import results
-from ubar_jax.simulate import Batch
+from ubar_jax.simulate import Batch, Keeper
 
 FOLDER = ".checkpoints"
 
 
-def keeper(folder: Path, digests: Sequence[str], every: float) -> Callable[[Batch], None]:
-    """A function that writes the batch of these runs, at most once in `every` seconds."""
+def keeper(folder: Path, digests: Sequence[str], every: float) -> Keeper:
+    """Writes the batch of these runs, at most once in `every` seconds."""
     last = time.monotonic()
 
-    def keep(batch: Batch) -> None:
+    def due() -> bool:
+        return time.monotonic() - last >= every
+
+    def save(batch: Batch) -> None:
         nonlocal last
-        if time.monotonic() - last < every:
-            return
         state = batch.state._replace(key=jax.random.key_data(batch.state.key))
         tree = {**batch._asdict(), "state": jax.device_get(jax.tree.leaves(state))}
         meta = {"digests": list(digests), "made_by": _made_by(), "checksum": _checksum(tree)}
-        with _manager(_path(folder, digests)) as manager:
+        with _finishing(), _manager(_path(folder, digests)) as manager:
             args = _orbax().args
             saved = args.Composite(batch=args.StandardSave(tree), meta=args.JsonSave(meta))
             manager.save(batch.done, args=saved)
         last = time.monotonic()
 
-    return keep
+    return Keeper(due, save)
+
+
+@contextlib.contextmanager
+def _finishing() -> Iterator[None]:
+    """Ctrl-C waits until a checkpoint is written: in the middle of one, orbax's threads may abort."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = []
+    before = signal.signal(signal.SIGINT, lambda *_: caught.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        raise KeyboardInterrupt
 
 
 def found(folder: Path) -> tuple[list[list[str]], list[str]]:

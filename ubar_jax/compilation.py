@@ -2,7 +2,6 @@
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,10 +20,9 @@ ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # what differs betw
 
 
 class Compiled(NamedTuple):
-    """An executable, and what it took to get it."""
+    """An executable, and where it came from."""
 
     call: Callable
-    seconds: float  # tracing, lowering, compiling
     cached: bool  # whether the persistent cache had it
 
 
@@ -121,14 +119,13 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     hits = []
     listener = lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits")  # noqa: E731
     jax.monitoring.register_event_listener(listener)
-    started = time.perf_counter()
     try:
         lowered = trace().lower()
         del hits[:]  # of constants computed while tracing
         call = lowered.compile()
     finally:
         jax.monitoring.unregister_event_listener(listener)
-    return Compiled(call, time.perf_counter() - started, any(hits))
+    return Compiled(call, any(hits))
 
 
 def _stacked(tree, *axes: int):

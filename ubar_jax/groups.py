@@ -21,8 +21,10 @@ def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     return list(groups.values())
 
 
-def choose_width(group: Sequence[Experiment]) -> int:
-    """Runs side by side: one on the CPU; elsewhere the group, as far as half of the memory holds it."""
+def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
+    """Runs side by side: as wanted; else one on the CPU, elsewhere what half of the memory holds."""
+    if wanted is not None:
+        return min(wanted, len(group))
     device = jax.devices()[0]
     if device.platform == "cpu":
         return 1

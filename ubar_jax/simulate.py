@@ -1,12 +1,14 @@
 """From a Config to its curves: arrays on the device, chunks of compiled rounds, evaluation."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ubar_jax import metrics
 from ubar_jax.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
@@ -41,6 +43,22 @@ class Batch(NamedTuple):
     seconds: dict[str, float]
 
 
+class Keeper(NamedTuple):
+    """Who keeps a batch between two chunks, and when."""
+
+    due: Callable[[], bool]
+    save: Callable[[Batch], None]
+
+
+class _Launched(NamedTuple):
+    """A chunk and the evaluation after it, which nobody has waited for yet."""
+
+    state: RoundState
+    done: int  # rounds, when it is over
+    seen: Metrics
+    point: dict[str, Array]
+
+
 def first_batch(experiments: Sequence[Experiment]) -> Batch:
     """Before the first round."""
     program = experiments[0].program
@@ -55,15 +73,16 @@ def run(
     experiments: Sequence[Experiment],
     progress: Callable[[list[dict[str, Any]]], None] | None = None,
     batch: Batch | None = None,
-    keep: Callable[[Batch], None] | None = None,
+    keep: Keeper | None = None,
 ) -> list[Result]:
     """Runs experiments of one program side by side, from `batch` if that is given.
 
     They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
-    every chunk `progress` gets the latest numbers of every run, and `keep` what it takes to go on.
+    every chunk `progress` gets the latest numbers of every run, and, when due, `keep` what it takes to go on.
     """
     started = time.perf_counter()
     config, program, width = experiments[0].config, experiments[0].program, len(experiments)
+    sharers = len({experiment.config for experiment in experiments})
     batch = batch or first_batch(experiments)
     seconds = dict(batch.seconds)
     chunk = compiled_chunk(program, width)
@@ -80,39 +99,62 @@ def run(
     graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
     seconds["setup"] += time.perf_counter() - started
 
-    def evaluate(batch: Batch, size: int) -> Batch:
+    @contextlib.contextmanager
+    def timed(part: str) -> Iterator[None]:
         started = time.perf_counter()
+        yield
+        seconds[part] += time.perf_counter() - started
+
+    def evaluate(state: RoundState, done: int) -> dict[str, Array]:
+        size = min(sizes) if done < config.rounds else tests
         x, y = (a[:size] for a in test)
-        point = jax.device_get(evaluations[size].call(batch.state.params, statistics_of(data), x, y))
-        point = point if width > 1 else _stack([point], always=True)
-        seconds["evaluation"] += time.perf_counter() - started
+        with timed("evaluation"):
+            return evaluations[size].call(state.params, statistics_of(data), x, y)
+
+    def launch(state: RoundState, done: int) -> _Launched:
+        with timed("rounds"):
+            state, seen = chunk.call(state, data, graph, knobs, np.int32(config.rounds))
+        done = min(done + program.chunk, config.rounds)
+        return _Launched(state, done, seen, evaluate(state, done))
+
+    def fetch(tree, part: str):
+        with timed(part):
+            tree = jax.device_get(tree)
+        return tree if width > 1 else _stack([tree], always=True)
+
+    def add_point(batch: Batch, point: dict[str, Array]) -> Batch:
+        point = fetch(point, "evaluation")
         point["round"] = np.full(width, batch.done, np.int32)
-        point["seconds"] = np.full(width, sum(seconds.values()) / width)
+        point["seconds"] = np.full(width, sum(seconds.values()) / sharers)
         points = {k: _append(batch.points.get(k), v[:, None]) for k, v in point.items()}
         return batch._replace(points=points, seconds=dict(seconds))
 
-    if not batch.points:
-        batch = evaluate(batch, min(sizes))
-    while batch.done < config.rounds:
-        started = time.perf_counter()
-        state, seen = chunk.call(batch.state, data, graph, knobs, np.int32(config.rounds))
-        seen = jax.device_get(seen)
-        seen = seen if width > 1 else _stack([seen], always=True)
-        seconds["rounds"] += time.perf_counter() - started
-        ran = min(program.chunk, config.rounds - batch.done)
+    def add(batch: Batch, launched: _Launched) -> Batch:
+        seen = fetch(launched.seen, "rounds")
+        ran = launched.done - batch.done
         told = {k: v[:, :ran] for k, v in seen._asdict().items() if k != "accepted"}
         batch = batch._replace(
-            state=state,
-            done=batch.done + ran,
+            state=launched.state,
+            done=launched.done,
             rounds={k: _append(batch.rounds.get(k), v) for k, v in told.items()},
             accepted=batch.accepted + seen.accepted,
         )
-        batch = evaluate(batch, min(sizes) if batch.done < config.rounds else tests)
+        return add_point(batch, launched.point)
+
+    if not batch.points:
+        batch = add_point(batch, evaluate(batch.state, 0))
+    ahead = None
+    while batch.done < config.rounds:
+        launched = ahead or launch(batch.state, batch.done)
+        # The device goes on while the host reads, unless a checkpoint needs the models it would overwrite.
+        over = launched.done == config.rounds
+        saving = keep is not None and not over and keep.due()
+        ahead = None if saving or over else launch(launched.state, launched.done)
+        batch = add(batch, launched)
         if progress is not None:
             progress([_latest(batch, i) for i in range(width)])
-        if keep is not None:
-            keep(batch)
-    sharers = len({experiment.config for experiment in experiments})
+        if saving:
+            keep.save(batch)
     return [_result(batch, i, experiment, sharers) for i, experiment in enumerate(experiments)]
 
 

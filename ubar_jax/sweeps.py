@@ -82,10 +82,10 @@ def carry_out(
         _summary_writer()
     failed, programs, compiling, over = [], {}, 0.0, 0
     known = {e.config.digest(): e for group in plan.groups for e in group}
-    total = sum(e.config.rounds for group in plan.left for e in group)
+    left = [e for d, e in known.items() if d not in plan.finished]
     begun, notices = _begun(plan, folder, known.keys())
     batches = begun + _fresh_batches(plan, {d for digests in begun for d in digests}, width)
-    with tqdm(total=total, unit="round", disable=None) as bar:
+    with tqdm(total=sum(e.config.rounds for e in left), unit="round", disable=None) as bar:
 
         def fail(config, error):
             if disk_is_full(error):
@@ -101,13 +101,14 @@ def carry_out(
             members = {d: known[d] for d in digests if d not in plan.finished}
             batch = [known[d] for d in digests]
             config, before = batch[0].config, bar.n
-            bar.set_description(f"{over}/{sum(map(len, plan.left))} runs, {config.rule} {config.attack}")
+            bar.set_description(f"{over}/{len(left)} runs, {config.rule} {config.attack}")
             try:
                 start = _start(folder, digests, batch, bar) if digests in begun else None
                 if start is None:
                     checkpoints.remove(folder, digests)  # one of other versions would be in the way
                 keep = checkpoints.keeper(folder, digests, checkpoint_seconds)
-                with _watcher(bar, list(members), folder / "tensorboard" if tensorboard else None) as watch:
+                scalars = folder / "tensorboard" if tensorboard else None
+                with _watcher(bar, digests, len(members), scalars) as watch:
                     found = dict(zip(digests, run(batch, watch, start, keep), strict=True))
             except Exception as error:
                 for experiment in members.values():
@@ -147,7 +148,7 @@ def _start(folder: Path, digests: list[str], batch: list[Experiment], bar: tqdm)
     try:
         start = checkpoints.load(folder, digests, first_batch(batch))
     except Exception as error:  # orbax raises many kinds
-        bar.write(f"notice: {checkpoints.damaged(folder, error)}")
+        bar.write(f"notice: {checkpoints.damaged(folder / checkpoints.FOLDER, error)}")
         return None
     config = batch[0].config
     bar.write(f"{config.rule} under {config.attack} goes on from round {start.done}")
@@ -161,31 +162,34 @@ def _fresh_batches(plan: Plan, begun: set[str], width: int | None) -> list[list[
     batches = []
     for group in plan.groups:
         rest = [e for e in group if e.config.digest() not in plan.finished | begun]
-        fresh = in_batches(rest, min(width or choose_width(group), len(group)))
+        fresh = in_batches(rest, choose_width(group, width))
         batches += [[e.config.digest() for e in batch] for batch in fresh]
     return batches
 
 
 @contextlib.contextmanager
-def _watcher(bar: tqdm, digests: list[str], tensorboard: Path | None) -> Iterator[Callable]:
-    """What is done with the latest numbers of a batch: the progress line, and scalars for TensorBoard."""
-    before, writers = bar.n, []
+def _watcher(bar: tqdm, digests: list[str], new: int, scalars: Path | None) -> Iterator[Callable]:
+    """What is done with the latest numbers of a batch: the progress line, and scalars for TensorBoard.
+
+    `digests` names every run of the batch, `new` of them were not finished before.
+    """
+    before, writers = bar.n, {}
 
     def watch(latest: list[dict[str, Any]]) -> None:
         now = latest[0]["round"]
-        bar.update(before + len(digests) * now - bar.n)
+        bar.update(before + new * now - bar.n)
         bar.set_postfix(worst=f"{min(numbers['worst'] for numbers in latest):.1%}")
-        if tensorboard is not None and not writers:  # steps that a killed process wrote are replaced
-            writers.extend(_summary_writer()(str(tensorboard / d), purge_step=now) for d in digests)
-        for writer, numbers in zip(writers, latest, strict=False):
+        for digest, numbers in dict(zip(digests, latest, strict=True)).items() if scalars else ():
+            if digest not in writers:  # steps that a killed process wrote are replaced
+                writers[digest] = _summary_writer()(str(scalars / digest), purge_step=now)
             for name in ("worst", "mean", "std", "loss", "consensus"):
-                writer.add_scalar(name, float(numbers[name]), now)
-            writer.flush()
+                writers[digest].add_scalar(name, float(numbers[name]), now)
+            writers[digest].flush()
 
     try:
         yield watch
     finally:
-        for writer in writers:
+        for writer in writers.values():
             writer.close()
 
 

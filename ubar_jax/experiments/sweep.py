@@ -90,17 +90,18 @@ def describe(plan: Plan, width: int | None) -> str:
     """The runs that are left by compile group, and an estimate of their time."""
     lines = []
     names = [f.name for f in dataclasses.fields(Config)]
-    for number, group in enumerate(plan.left, 1):
+    left = plan.left
+    for number, group in enumerate(left, 1):
         same, differ = group[0].config, plot.varying(group, names)
         lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
-        lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {width or choose_width(group)} side by side"
+        lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {choose_width(group, width)} side by side"
         for config in (e.config for e in group):
             settings = [f"{name}={getattr(config, name)}" for name in differ]
             lines.append("  ".join(["   ", config.digest(), *settings]))
-    left, done = sum(map(len, plan.left)), len(plan.finished)
-    lines.append(f"{left} runs to do, {done} done already; {len(plan.left)} compilations")
+    runs = sum(map(len, left))
+    lines.append(f"{runs} runs to do, {len(plan.finished)} done already; {len(left)} compilations")
     if left:
-        estimated = tqdm.format_interval(estimate(plan.left))
+        estimated = tqdm.format_interval(estimate(left))
         lines.append(f"about {estimated} on this {results.device()}: a rough guess from one node's step")
     return "\n".join(lines)
 
@@ -201,13 +202,14 @@ def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outco
     failed = {config for config, _ in outcome.failed}
     runs = [results.load_run(folder / c.digest()) for c in configs if c not in failed]
     if outcome.programs:
+        left = plan.left
         cached = sum(program.cached for program in outcome.programs)
-        numbers = {"groups": len(plan.left), "compilations": len(outcome.programs) - cached}
+        numbers = {"groups": len(left), "compilations": len(outcome.programs) - cached}
         results.write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
         total, compiling = outcome.seconds["total"], outcome.seconds["compilation"]
         print(
-            f"{sum(map(len, plan.left))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "
-            f"{len(plan.left)} groups, {numbers['compilations']} compiled and {cached} from the cache"
+            f"{sum(map(len, left))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "
+            f"{len(left)} groups, {numbers['compilations']} compiled and {cached} from the cache"
         )
     if runs:
         print(table(runs))
