@@ -152,38 +152,32 @@ def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
 def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     """[r, d] mean of the `keep` [r] chosen values nearest to the chosen ones' median.
 
-    On sorted values these are a window of `keep`, which slides up while the value that enters is
-    nearer to the median than the one that leaves.
+    Of two that are equally near, up to rounding, the smaller counts. In three passes, the median, how far
+    the farthest of them is, and the mean: XLA repeats the network where sorted values are used again.
     """
+    middle = coordinate_median(inbox, chosen)
 
-    def one(values, chosen, keep):
-        ordered = sort_arrays([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
-        count = jnp.sum(chosen)
-        low, high = (count - 1) // 2, count // 2
-        middle = sum(jnp.where(k == low, v, 0) + jnp.where(k == high, v, 0) for k, v in enumerate(ordered))
-        # new - median < median - old, without rounding the median: equally near, the smaller stays.
-        slides = (
-            jnp.where((k + keep < count) & (old + new < middle), 1, 0)
-            for k, (old, new) in enumerate(zip(ordered, _shift_down(ordered, keep), strict=True))
-        )
-        start = sum(slides)
-        window = (jnp.where((k >= start) & (k < start + keep), v, 0) for k, v in enumerate(ordered))
-        return sum(window) / jnp.maximum(keep, 1)
+    def farthest(values, chosen, keep, middle):
+        away = [jnp.where(c, jnp.abs(v - middle), BIG) for v, c in zip(values, chosen, strict=True)]
+        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort_arrays(away)))
 
-    return _per_receiver(one, inbox, chosen, keep)
+    reach = _per_receiver(farthest, inbox, chosen, keep, middle)
 
+    def one(values, chosen, keep, middle, reach):
+        total, nearer, below, low, high = (jnp.zeros_like(middle) for _ in range(5))
+        rounding = 2 * jnp.finfo(jnp.float32).eps * (jnp.abs(middle) + reach)
+        for v, c in zip(values, chosen, strict=True):
+            away = jnp.where(c, jnp.abs(v - middle), BIG)
+            inside, tie = away < reach - rounding, jnp.abs(away - reach) <= rounding
+            total += jnp.where(inside, v, 0)
+            nearer += inside
+            below += tie & (v <= middle)
+            low = jnp.where(tie & (v <= middle), v, low)
+            high = jnp.where(tie & (v > middle), v, high)
+        below = jnp.minimum(below, keep - nearer)
+        return (total + below * low + (keep - nearer - below) * high) / jnp.maximum(keep, 1)
 
-def _shift_down(values: list[Array] | Array, by: Array) -> list[Array] | Array:
-    """values[k + by] for a traced `by`; BIG beyond the end."""
-    if not isinstance(values, list):
-        padded = jnp.concatenate([values, jnp.full_like(values, BIG)])
-        return lax.dynamic_slice_in_dim(padded, by, len(values))
-    bit = 1
-    while bit < len(values):
-        moved = [*values[bit:], *[jnp.full_like(values[0], BIG)] * bit]
-        values = [jnp.where((by & bit) > 0, m, v) for m, v in zip(moved, values, strict=True)]
-        bit *= 2
-    return values
+    return _per_receiver(one, inbox, chosen, keep, middle, reach)
 
 
 def _median(values: list[Array], chosen: Array) -> Array:
