@@ -23,7 +23,7 @@ def make_inbox(own, sent, slots=None, mask=None):
 def test_distances_are_exact_near_consensus_with_a_far_outlier():
     """Models of norm 100 that differ by 1e-3, and one message of norm 1e6."""
     rng = np.random.default_rng(0)
-    d = 5000
+    d = 60_000  # several blocks and a rest
     base = rng.normal(size=d)
     base *= 100 / np.linalg.norm(base)
     offsets = rng.normal(size=(12, d))

@@ -4,6 +4,7 @@ Products run at the highest precision: a GPU's default (TF32) ruins distances an
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +28,13 @@ def drop_bad(inbox: Inbox) -> Inbox:
 
 
 def own_distances(inbox: Inbox) -> Array:
-    """[r, K] squared distances from own model to the message in every slot, +inf in empty ones.
+    """[r, K] squared distances from own model to the message in every slot, +inf in empty ones."""
 
-    One matrix product, on rows centred at the receivers' mean: near consensus the norms are then as
-    small as the distances, and no digits are lost.
-    """
-    centre = _centre(inbox)
-    own, sent = inbox.own - centre, inbox.sent - centre
-    gram = jnp.matmul(own, sent.T, precision=HIGHEST)
-    squares = _squares(own)[:, None] + _squares(sent)[None, :] - 2 * gram
+    def products(own, sent):
+        return _squares(own), _squares(sent), jnp.matmul(own, sent.T, precision=HIGHEST)
+
+    of_own, of_sent, gram = _centred(products, inbox)
+    squares = of_own[:, None] + of_sent[None, :] - 2 * gram
     distances = jnp.take_along_axis(squares, inbox.rows, axis=1)
     return jnp.where(inbox.graph.mask & ~jnp.isnan(distances), jnp.maximum(distances, 0), jnp.inf)
 
@@ -45,8 +44,7 @@ def slot_grams(inbox: Inbox) -> Array:
 
     One [m, m] matrix for the whole network, exactly symmetric, shared by all receivers.
     """
-    sent = inbox.sent - _centre(inbox)
-    gram = jnp.matmul(sent, sent.T, precision=HIGHEST)
+    gram = _centred(lambda own, sent: jnp.matmul(sent, sent.T, precision=HIGHEST), inbox)
     gram = (gram + gram.T) / 2
     return gram[inbox.rows[:, :, None], inbox.rows[:, None, :]]
 
@@ -69,6 +67,11 @@ def mean(inbox: Inbox, selected: Array) -> Array:
     counts = jnp.sum(selected, axis=1)
     mixed = weighted_mean(inbox, selected / jnp.maximum(counts, 1)[:, None])
     return jnp.where((counts > 0)[:, None], mixed, inbox.own)
+
+
+def only(inbox: Inbox, selected: Array) -> Array:
+    """[r, d] the message in the one selected slot ([r, K] bool)."""
+    return inbox.sent[jnp.sum(jnp.where(selected, inbox.rows, 0), axis=1)]
 
 
 def weighted_mean(inbox: Inbox, weights: Array) -> Array:
@@ -110,11 +113,31 @@ def ranks(values: Array) -> Array:
     return jnp.argsort(jnp.argsort(values, axis=1, stable=True), axis=1)
 
 
-def _centre(inbox: Inbox) -> Array:
-    """[1, d] mean of the receivers' finite models (outliers among the messages must not move it)."""
-    finite = jnp.isfinite(_squares(inbox.own))
-    total = jnp.sum(jnp.where(finite[:, None], inbox.own, 0), axis=0, keepdims=True)
-    return total / jnp.maximum(jnp.sum(finite), 1)
+def _centred(products: Callable, inbox: Inbox):
+    """products(own, sent), sums over coordinates, of rows centred at the receivers' mean.
+
+    Near consensus the norms are then as small as the distances, and no digits are lost. On the CPU by
+    blocks of coordinates that stay in the cache: whole centred matrices would be written and read back.
+    """
+    finite = jnp.isfinite(_squares(inbox.own))  # outliers among the messages must not move the mean
+
+    def block(own, sent):
+        total = jnp.sum(jnp.where(finite[:, None], own, 0), axis=0, keepdims=True)
+        centre = total / jnp.maximum(jnp.sum(finite), 1)
+        return products(own - centre, sent - centre)
+
+    def by_blocks(own, sent):
+        d = own.shape[1]
+        size = min(d, max(1024, 2**18 // len(sent)))
+
+        def add(k, total):
+            part = block(*(lax.dynamic_slice_in_dim(a, k * size, size, axis=1) for a in (own, sent)))
+            return jax.tree.map(jnp.add, total, part)
+
+        rest = d // size * size
+        return lax.fori_loop(0, d // size, add, block(own[:, rest:], sent[:, rest:]))
+
+    return lax.platform_dependent(inbox.own, inbox.sent, cpu=by_blocks, default=block)
 
 
 def _squares(x: Array) -> Array:

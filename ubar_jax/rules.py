@@ -209,7 +209,7 @@ def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
 def dkrum(inbox: Inbox):
     """DKrum: the one neighbour with the smallest sum of squared distances to its nearest fellows."""
     best = (krum_order(inbox, clipped(inbox, krum_limit)) == 0) & inbox.graph.mask
-    return linalg.mean(inbox, best), {"selected": best}
+    return linalg.only(inbox, best), {"selected": best}
 
 
 def multi_krum_limit(values, m):
@@ -282,7 +282,7 @@ def bridge(inbox: Inbox, variant: VARIANT = "T", original: Choice((False, True))
         return linalg.coordinate_median(inbox, inbox.graph.mask), {}
     if variant == "K":
         best = (krum_order(inbox, n_hat) == 0) & inbox.graph.mask
-        return linalg.mean(inbox, best), {"selected": best[:, :slots]}
+        return linalg.only(inbox, best), {"selected": best[:, :slots]}
     picked = recursive_krum(inbox, n_hat)
     return linalg.trimmed_mean(inbox, picked, n_hat), {"selected": picked[:, :slots]}
 

@@ -2,18 +2,22 @@
 
 import functools
 import itertools
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ubar_jax import Config, simulate, topology
+from ubar_jax import topology
 from ubar_jax.attacks import attacks
+from ubar_jax.config import Config, canonical
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import ready, seconds
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING
 from ubar_jax.rules import rules
+from ubar_jax.sweeps import carry_out, make_plan
 from ubar_jax.types import View
 
 SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"), "seed": (0, 1)}  # on digits
@@ -54,18 +58,18 @@ def attack_costs(repeats: int) -> dict[str, Any]:
 
 
 def sweep_speed() -> dict[str, Any]:
-    """Rounds per second of a small grid, evaluations included: compiling, then again with all compiled."""
+    """Rounds per second of a whole small sweep: with its compilations, then again with all compiled."""
     configs = [
-        Config(byzantine_ratio=0.3, **dict(zip(SWEEP, point, strict=True)))
+        canonical(Config(byzantine_ratio=0.3, **dict(zip(SWEEP, point, strict=True))))[0]
         for point in itertools.product(*SWEEP.values())
     ]
     rounds = sum(config.rounds for config in configs)
     print(f"\nsweep: {len(configs)} runs on digits, {rounds:,} rounds, one core")
     found = {"grid": SWEEP, "runs": len(configs), "rounds": rounds, "seconds": {}, "rounds_per_second": {}}
     for part in ("with compilation", "compiled"):
-        start = time.process_time()
-        for config in configs:
-            simulate(config)
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.process_time()
+            carry_out(make_plan(configs, Path(folder)), Path(folder))
         taken = found["seconds"][part] = time.process_time() - start
         found["rounds_per_second"][part] = rounds / taken
         print(f"{part:18}{taken:8.1f} CPU seconds{rounds / taken:10.1f} rounds a second", flush=True)
