@@ -149,9 +149,11 @@ def _squares(x: Array) -> Array:
 # FUSED_SLOTS the slots are sorted as K arrays, never stacked: XLA fuses gathers, network and statistic
 # into one loop over coordinates that keeps everything in registers and materialises nothing. On the CPU it
 # does so only if receivers come one at a time: a loop's body is compiled apart from what uses the result.
-# That body grows with K log^2 K, so denser graphs run the same network stage by stage on [K, d].
+# That body grows with K log^2 K, and where all sorted values are used XLA soon repeats parts of the network,
+# so denser graphs run the same network stage by stage on [K, d].
 
-FUSED_SLOTS = 64
+FUSED_SLOTS = 64  # for a median
+FUSED_ALL = 40  # for what uses every sorted value
 BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf
 
 
@@ -164,12 +166,13 @@ def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
     """[r, d] mean of the chosen slots without the `cut` [r] largest and smallest per coordinate."""
 
     def one(values, chosen, cut):
-        ordered = sort_arrays([jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)])
+        values = [jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)]
+        ordered = sort_arrays(values, FUSED_ALL)
         kept = jnp.sum(chosen) - 2 * cut
         total = sum(jnp.where((k >= cut) & (k < cut + kept), v, 0) for k, v in enumerate(ordered))
         return total / jnp.maximum(kept, 1)
 
-    return _per_receiver(one, inbox, chosen, cut)
+    return _per_receiver(one, inbox, chosen, cut, fused=FUSED_ALL)
 
 
 def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
@@ -182,9 +185,9 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
 
     def farthest(values, chosen, keep, middle):
         away = [jnp.where(c, jnp.abs(v - middle), BIG) for v, c in zip(values, chosen, strict=True)]
-        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort_arrays(away)))
+        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort_arrays(away, FUSED_ALL)))
 
-    reach = _per_receiver(farthest, inbox, chosen, keep, middle)
+    reach = _per_receiver(farthest, inbox, chosen, keep, middle, fused=FUSED_ALL)
 
     def one(values, chosen, keep, middle, reach):
         total, nearer, below, low, high = (jnp.zeros_like(middle) for _ in range(5))
@@ -214,7 +217,7 @@ def _median(values: list[Array], chosen: Array) -> Array:
     return jnp.where(jnp.sum(chosen) % 2 == 1, low, (low + high) / 2)
 
 
-def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array) -> Array:
+def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused: int = FUSED_SLOTS) -> Array:
     """statistic(values: K arrays [d], chosen [K], numbers []) of every receiver -> [r, d]."""
 
     def one(rows, chosen, *numbers):
@@ -224,14 +227,14 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array) -> Ar
         return lax.map(lambda each: one(*each), arguments)
 
     arguments = (inbox.rows, chosen, *numbers)
-    if inbox.rows.shape[1] > FUSED_SLOTS:
+    if inbox.rows.shape[1] > fused:
         return one_by_one(*arguments)
     return lax.platform_dependent(*arguments, cpu=one_by_one, default=jax.vmap(one))
 
 
-def sort_arrays(values: list[Array]) -> list[Array] | Array:
-    """The arrays sorted elementwise, ascending; stacked if there are many."""
-    if len(values) > FUSED_SLOTS:
+def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
+    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`."""
+    if len(values) > fused:
         return _sorted_by_stages(jnp.stack(values))
     values = list(values)
     for i, j in _batcher(len(values)):

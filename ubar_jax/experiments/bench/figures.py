@@ -57,9 +57,10 @@ def draw_growth(grown: dict[str, dict[str, Any]], path: Path) -> None:
                 label = f"{name}  {data['exponents'][name]:.2f}"
                 panel.loglog(data["sizes"], data["seconds"][name], label=label, **style)
             if key == "degree":
-                panel.axvline(linalg.FUSED_SLOTS, color="0.5", lw=1)
-                note = "sorting network fused\nup to here, then by stages"
-                panel.annotate(note, (linalg.FUSED_SLOTS - 3, 2e-4), ha="right", fontsize=8, color="0.3")
+                for slots in (linalg.FUSED_ALL, linalg.FUSED_SLOTS):
+                    panel.axvline(slots, color="0.5", lw=1)
+                note = "sorting networks fused up\nto here, then by stages:\nbridge, dbulyan | dmedian"
+                panel.annotate(note, (linalg.FUSED_ALL - 2, 2e-4), ha="right", fontsize=8, color="0.3")
             ticks = data["sizes"][::2]
             panel.set_xticks(ticks, [f"{size:,}" for size in ticks])
             panel.minorticks_off()
