@@ -233,7 +233,7 @@ def _widest(seen: Seen) -> Array:
 
 def _against(seen: Seen, delta: Array) -> Quadratics:
     """The quadratics of mu - lambda delta, delta [f, d]."""
-    along = jnp.matmul(-delta, seen.honest.T, precision=linalg.HIGHEST)
+    along = -jnp.matmul(delta, seen.honest.T, precision=linalg.HIGHEST)
     return quadratics(seen, along, jnp.sum(jnp.square(delta), axis=1, keepdims=True))
 
 
