@@ -16,12 +16,11 @@ from ubar_jax.attacks import attacks
 from ubar_jax.config import Config, canonical
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import ready, seconds
-from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING
+from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, ROUNDS, TRAINING
 from ubar_jax.rules import rules
 from ubar_jax.sweeps import carry_out, make_plan
 from ubar_jax.types import View
 
-ROUNDS = 5  # of an attack in one program
 SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"), "seed": (0, 1)}  # on digits
 
 

@@ -26,6 +26,7 @@ NODES, CONNECTION, BATCH = 30, 0.4, 256
 CLASSES = 10
 NOISE = 1e-2  # deviation of the models from x_0, per parameter
 RATE = 0.05  # learning rate
+ROUNDS = 4  # in one program, where whole rounds or attacks are timed: in a run, too, memory is claimed once
 TRAINING, ROUND = "training", "round with "  # rows of a time table; every other row is a rule's name
 
 
@@ -80,7 +81,7 @@ def ours(scene: Scene, row: str) -> Work:
     if row == TRAINING:
         return training(scene)
     if row.startswith(ROUND):
-        return whole_round(scene, row.removeprefix(ROUND))
+        return several_rounds(scene, row.removeprefix(ROUND))
     return aggregation(scene, row)
 
 
@@ -117,6 +118,16 @@ def whole_round(scene: Scene, name: str) -> Work:
     state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0))
     knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
     return step, (state, scene.data.shards, scene.data, scene.graph, knobs)
+
+
+def several_rounds(scene: Scene, name: str) -> Work:
+    """ROUNDS of them in one program."""
+    step, (state, index, *rest) = whole_round(scene, name)
+
+    def play(state, indices, *rest):
+        return jax.lax.scan(lambda state, index: step(state, index, *rest), state, indices)
+
+    return play, (state, jnp.stack([index] * ROUNDS), *rest)
 
 
 def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
