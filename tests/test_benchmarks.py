@@ -122,8 +122,8 @@ def test_work_is_done_in_turns_until_the_budget_is_spent():
 
     assert measured([9 / 8, 1, 3, 2], [1, 0.5, 0.25, 0.5]) == [2, 0.5]
     assert order == ["a", "b"] * 4
-    assert measured([measure.BUDGET], [1]) == [measure.BUDGET, 1]
-    assert order == ["a", "b"]
+    assert measured([measure.BUDGET, 1], [1, 2]) == [1, 2]
+    assert order == ["a", "b"] * 2
 
 
 def test_a_power_law_is_fitted_on_the_upper_half():

@@ -105,6 +105,18 @@ def test_order_statistics_with_irregular_degrees_at_every_density(slots):
         np.testing.assert_allclose(around[i], nearest, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-6])
+def test_no_value_around_the_median_is_lost_to_rounding(spread):
+    """Around a power of two neighbouring floats are unevenly spaced, and many values are equally near."""
+    rng = np.random.default_rng(0)
+    sent = (1 + spread * rng.normal(size=(9, 20_000))).astype(np.float32)
+    inbox = make_inbox(sent[:1], sent)
+    around = linalg.mean_around_median(inbox, jnp.ones((1, 9), bool), jnp.array([5]))[0]
+    near = np.argsort(np.abs(sent - np.median(sent, axis=0)), axis=0)[:5]
+    nearest = np.take_along_axis(sent.astype(float), near, axis=0).mean(0)
+    np.testing.assert_allclose(around, nearest, atol=0.01)  # equally near: either; lost: 0.2
+
+
 def test_messages_just_below_overflow_do_not_make_distances_nan():
     sent = np.zeros((5, 4), np.float32)
     sent[3], sent[4] = 9e18, -9e18  # squared norms just below float32's largest

@@ -55,7 +55,7 @@ def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
     monkeypatch.setattr(module, "compiled_chunk", lambda program, width: chunk)
     monkeypatch.setattr(jax, "device_get", noted("read", jax.device_get))
     keep = module.Keeper(
-        lambda: keeps, noted("keep", lambda batch: jax.block_until_ready(batch.state.params))
+        lambda ahead: keeps, noted("keep", lambda batch: jax.block_until_ready(batch.state.params))
     )
     module.run([experiment], progress=noted("progress", lambda latest: None), keep=keep)
     told = "read read progress "

@@ -26,8 +26,8 @@ def keeper(folder: Path, digests: Sequence[str], every: float) -> Keeper:
     """Writes the batch of these runs, at most once in `every` seconds."""
     last = time.monotonic()
 
-    def due() -> bool:
-        return time.monotonic() - last >= every
+    def due(ahead: float) -> bool:
+        return time.monotonic() + ahead - last >= every
 
     def save(batch: Batch) -> None:
         nonlocal last
@@ -49,14 +49,14 @@ def _finishing() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = []
-    before = signal.signal(signal.SIGINT, lambda *_: caught.append(True))
+    before, caught = signal.getsignal(signal.SIGINT), []
+    signal.signal(signal.SIGINT, lambda *_: caught.append(True))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if caught:
-        raise KeyboardInterrupt
+        if caught and callable(before):  # not if Ctrl-C is ignored, as in a background script
+            before(signal.SIGINT, None)
 
 
 def found(folder: Path) -> tuple[list[list[str]], list[str]]:

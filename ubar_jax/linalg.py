@@ -194,7 +194,8 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
         rounding = 2 * jnp.finfo(jnp.float32).eps * (jnp.abs(middle) + reach)
         for v, c in zip(values, chosen, strict=True):
             away = jnp.where(c, jnp.abs(v - middle), BIG)
-            inside, tie = away < reach - rounding, jnp.abs(away - reach) <= rounding
+            inside = away < reach - rounding
+            tie = ~inside & (away <= reach + rounding)
             total += jnp.where(inside, v, 0)
             nearer += inside
             below += tie & (v <= middle)
@@ -218,7 +219,7 @@ def _median(values: list[Array], chosen: Array) -> Array:
 
 
 def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused: int = FUSED_SLOTS) -> Array:
-    """statistic(values: K arrays [d], chosen [K], numbers []) of every receiver -> [r, d]."""
+    """statistic(values: K arrays [d], chosen [K], numbers [] or [d]) of every receiver -> [r, d]."""
 
     def one(rows, chosen, *numbers):
         return statistic([inbox.sent[row] for row in rows], chosen, *numbers)

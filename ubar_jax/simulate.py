@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 class Keeper(NamedTuple):
     """Who keeps a batch between two chunks, and when."""
 
-    due: Callable[[], bool]
+    due: Callable[[float], bool]  # in so many seconds
     save: Callable[[Batch], None]
 
 
@@ -143,18 +143,20 @@ def run(
 
     if not batch.points:
         batch = add_point(batch, evaluate(batch.state, 0))
-    ahead = None
+    ahead, pace = None, 0.0
     while batch.done < config.rounds:
+        started = time.perf_counter()
         launched = ahead or launch(batch.state, batch.done)
         # The device goes on while the host reads, unless a checkpoint needs the models it would overwrite.
         over = launched.done == config.rounds
-        saving = keep is not None and not over and keep.due()
+        saving = keep is not None and not over and keep.due(pace)
         ahead = None if saving or over else launch(launched.state, launched.done)
         batch = add(batch, launched)
         if progress is not None:
             progress([_latest(batch, i) for i in range(width)])
         if saving:
             keep.save(batch)
+        pace = time.perf_counter() - started
     return [_result(batch, i, experiment, sharers) for i, experiment in enumerate(experiments)]
 
 

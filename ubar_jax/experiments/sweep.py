@@ -93,8 +93,9 @@ def describe(plan: Plan, width: int | None) -> str:
     left = plan.left
     for number, group in enumerate(left, 1):
         same, differ = group[0].config, plot.varying(group, names)
+        whole = next(g for g in plan.groups if any(e is group[0] for e in g))
         lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
-        lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {choose_width(group, width)} side by side"
+        lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {choose_width(whole, width)} side by side"
         for config in (e.config for e in group):
             settings = [f"{name}={getattr(config, name)}" for name in differ]
             lines.append("  ".join(["   ", config.digest(), *settings]))

@@ -26,16 +26,15 @@ def seconds(
 ) -> list[float]:
     """Each one's median time of `repeats` calls, made in turns, after a first one that warms up.
 
-    Fewer calls where they take longer than BUDGET together; work so long that there is but one call
-    counts that.
+    Fewer calls, but one, where they take longer than BUDGET together.
     """
     seen = [[] for _ in functions]
-    while len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET:
+    while len(seen[0]) < 2 or (len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET):
         for function, taken in zip(functions, seen, strict=True):
             start = clock()
             function()
             taken.append(clock() - start)
-    return [choose(taken[1:] or taken) for taken in seen]
+    return [choose(taken[1:]) for taken in seen]
 
 
 def ready(function: Callable, arguments: tuple) -> Callable[[], Any]:
