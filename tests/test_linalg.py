@@ -70,7 +70,7 @@ def test_the_network_sorts_anything(values):
     np.testing.assert_array_equal(np.stack(got), np.sort(values, axis=0))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 40, 41, 64, 65, 150])
+@pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 40, 41, 64, 65, 128, 150])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
     """Up to 40 slots, a median up to 64, by one fused network, above stage by stage."""
     rng = np.random.default_rng(slots)
