@@ -234,13 +234,30 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused
 
 
 def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
-    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`."""
+    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`.
+
+    They are sorted as integers of the same order: the smaller of two integers is one instruction, that of two
+    floats several, since either may be NaN.
+    """
     if len(values) > fused:
-        return _sorted_by_stages(jnp.stack(values))
-    values = list(values)
+        return _from_ordered(_sorted_by_stages(_to_ordered(jnp.stack(values))))
+    values = [_to_ordered(v) for v in values]
     for i, j in _batcher(len(values)):
         values[i], values[j] = jnp.minimum(values[i], values[j]), jnp.maximum(values[i], values[j])
-    return values
+    return [_from_ordered(v) for v in values]
+
+
+def _to_ordered(x: Array) -> Array:
+    """float32 -> int32 in the same order: of negative numbers all bits but the sign are turned."""
+    return _turned(lax.bitcast_convert_type(x, jnp.int32))
+
+
+def _from_ordered(x: Array) -> Array:
+    return lax.bitcast_convert_type(_turned(x), jnp.float32)
+
+
+def _turned(bits: Array) -> Array:
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _sorted_by_stages(values: Array) -> Array:
