@@ -1,5 +1,11 @@
 """Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program."""
 
+import os
+
+# Before JAX is imported: XLA calls every program that a CPU takes from the cache one made for another
+# machine, in lines of 3,000 characters (openxla/xla issue 44565). What does go wrong is raised as well.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from ubar_jax import linalg
 from ubar_jax.attacks import attacks
 from ubar_jax.config import Config

@@ -165,9 +165,9 @@ def coordinate_median(inbox: Inbox, chosen: Array) -> Array:
 def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
     """[r, d] mean of the chosen slots without the `cut` [r] largest and smallest per coordinate."""
 
-    def one(values, chosen, cut):
+    def one(sort, values, chosen, cut):
         values = [jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)]
-        ordered = sort_arrays(values, FUSED_ALL)
+        ordered = sort(values, FUSED_ALL)
         kept = jnp.sum(chosen) - 2 * cut
         total = sum(jnp.where((k >= cut) & (k < cut + kept), v, 0) for k, v in enumerate(ordered))
         return total / jnp.maximum(kept, 1)
@@ -183,13 +183,13 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     """
     middle = coordinate_median(inbox, chosen)
 
-    def farthest(values, chosen, keep, middle):
+    def farthest(sort, values, chosen, keep, middle):
         away = [jnp.where(c, jnp.abs(v - middle), BIG) for v, c in zip(values, chosen, strict=True)]
-        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort_arrays(away, FUSED_ALL)))
+        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort(away, FUSED_ALL)))
 
     reach = _per_receiver(farthest, inbox, chosen, keep, middle, fused=FUSED_ALL)
 
-    def one(values, chosen, keep, middle, reach):
+    def one(_, values, chosen, keep, middle, reach):
         total, nearer, below, low, high = (jnp.zeros_like(middle) for _ in range(5))
         rounding = 2 * jnp.finfo(jnp.float32).eps * (jnp.abs(middle) + reach)
         for v, c in zip(values, chosen, strict=True):
@@ -207,57 +207,57 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     return _per_receiver(one, inbox, chosen, keep, middle, reach)
 
 
-def _median(values: list[Array], chosen: Array) -> Array:
+def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
     """Half of the empty slots sort below all, half above, so that the middle has a fixed rank."""
     if len(values) % 2:
         values, chosen = [*values, values[0]], jnp.append(chosen, False)
     empty = jnp.cumsum(~chosen)
     fill = jnp.where(empty <= empty[-1] // 2, -BIG, BIG)
-    ordered = sort_arrays([jnp.where(c, v, f) for v, c, f in zip(values, chosen, fill, strict=True)])
+    ordered = sort([jnp.where(c, v, f) for v, c, f in zip(values, chosen, fill, strict=True)])
     low, high = ordered[len(values) // 2 - 1], ordered[len(values) // 2]
     return jnp.where(jnp.sum(chosen) % 2 == 1, low, (low + high) / 2)
 
 
 def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused: int = FUSED_SLOTS) -> Array:
-    """statistic(values: K arrays [d], chosen [K], numbers [] or [d]) of every receiver -> [r, d]."""
+    """statistic(sort, values: K arrays [d], chosen [K], numbers [] or [d]) of every receiver -> [r, d].
 
-    def one(rows, chosen, *numbers):
-        return statistic([inbox.sent[row] for row in rows], chosen, *numbers)
+    On the CPU runs side by side come one at a time, too: LLVM takes minutes over a vmapped integer network.
+    """
 
-    def one_by_one(*arguments):
-        return lax.map(lambda each: one(*each), arguments)
+    def one(sort, sent, rows, chosen, *numbers):
+        return statistic(sort, [sent[row] for row in rows], chosen, *numbers)
 
-    arguments = (inbox.rows, chosen, *numbers)
-    if inbox.rows.shape[1] > fused:
-        return one_by_one(*arguments)
-    return lax.platform_dependent(*arguments, cpu=one_by_one, default=jax.vmap(one))
+    def one_by_one(sort, sent, *arguments):
+        return lax.map(lambda each: one(sort, sent, *each), arguments)
+
+    def together(sent, *arguments):
+        if inbox.rows.shape[1] > fused:
+            return one_by_one(sort_arrays, sent, *arguments)
+        return jax.vmap(functools.partial(one, sort_arrays, sent))(*arguments)
+
+    on_cpu = jax.custom_batching.sequential_vmap(functools.partial(one_by_one, _sort_as_integers))
+    arguments = (inbox.sent, inbox.rows, chosen, *numbers)
+    return lax.platform_dependent(*arguments, cpu=on_cpu, default=together)
 
 
 def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
-    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`.
-
-    They are sorted as integers of the same order: the smaller of two integers is one instruction, that of two
-    floats several, since either may be NaN.
-    """
+    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`."""
     if len(values) > fused:
-        return _from_ordered(_sorted_by_stages(_to_ordered(jnp.stack(values))))
-    values = [_to_ordered(v) for v in values]
+        return _sorted_by_stages(jnp.stack(values))
+    values = list(values)
     for i, j in _batcher(len(values)):
         values[i], values[j] = jnp.minimum(values[i], values[j]), jnp.maximum(values[i], values[j])
-    return [_from_ordered(v) for v in values]
+    return values
 
 
-def _to_ordered(x: Array) -> Array:
-    """float32 -> int32 in the same order: of negative numbers all bits but the sign are turned."""
-    return _turned(lax.bitcast_convert_type(x, jnp.int32))
+def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
+    """The same: a CPU has the smaller of two integers in one instruction, of two floats (NaN?) in several."""
 
+    def turned(bits):  # of negative numbers all bits but the sign: then integers are ordered as the floats
+        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
-def _from_ordered(x: Array) -> Array:
-    return lax.bitcast_convert_type(_turned(x), jnp.float32)
-
-
-def _turned(bits: Array) -> Array:
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ordered = sort_arrays([turned(lax.bitcast_convert_type(v, jnp.int32)) for v in values], fused)
+    return jax.tree.map(lambda v: lax.bitcast_convert_type(turned(v), jnp.float32), ordered)
 
 
 def _sorted_by_stages(values: Array) -> Array:
