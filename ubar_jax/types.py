@@ -82,7 +82,8 @@ class View(NamedTuple):
     byzantine: int  # f (static)
     benign_slots: int  # H: all benign neighbours of any node are in its first H slots (static)
     t: Array  # [] int32
-    deployed: Callable[[Array], tuple]  # messages [n, d] -> what the rule makes of them, (mixed, info)
+    deployed: Callable[[Array], tuple]  # messages [n, d], the honest ones as they are -> what the rule makes
+    # of them, (mixed, info)
 
 
 class Metrics(NamedTuple):
