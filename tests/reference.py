@@ -425,9 +425,10 @@ def isolation(key, view):
 
 
 def sleeper(key, view, attack, start):
-    if int(view.t) < start:
-        return np.asarray(view.own)[view.benign :]
-    return alie(key, view, "auto")
+    honest = list(np.asarray(view.own)[view.benign :])
+    if attack == "dissensus":  # what is broadcast, then what every receiver is told if it is awake
+        return honest + dissensus(key, view, 1.5)
+    return alie(key, view, "auto") if int(view.t) >= start and attack == "alie" else honest
 
 
 def theorem1(key, view, target, size, start, gain):

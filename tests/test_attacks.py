@@ -8,13 +8,14 @@ import pytest
 import reference
 
 from ubar_jax import Config, simulate
-from ubar_jax.attacks import alie_z, attacks
-from ubar_jax.compilation import initial_state
+from ubar_jax.attacks import alie_z, attacks, tailored_since
+from ubar_jax.compilation import compiled_chunk, initial_state
 from ubar_jax.experiment import prepare
 from ubar_jax.registry import ConfigError
 from ubar_jax.round import ravel
 from ubar_jax.rules import rules
 from ubar_jax.testing import check_attack, random_scene, view_of
+from ubar_jax.types import View
 from ubar_jax.unnoticed import largest
 
 SPECS = [
@@ -26,6 +27,8 @@ SPECS = [
     "mhamdi(surrogate=deployed)",
     *(f"{name}(direction={d})" for name in ("min_max", "min_sum") for d in ("sign", "unit")),
     "sleeper(alie, start=4)",
+    "sleeper(label_flip, start=4)",
+    "sleeper(dissensus, start=4)",
     "theorem1(target=3, size=2, start=5)",
 ]
 
@@ -34,7 +37,7 @@ SPECS = [
 def test_contract(spec):
     attack = attacks.parse(spec)
     plain = getattr(reference, attack.part.name)
-    if attack.part.traits["tailored"]:
+    if tailored_since(attack) is not None:
         # Nobody hears the rows of receivers without a Byzantine neighbour.
         heard = plain
 
@@ -68,6 +71,30 @@ def test_the_searched_gamma_is_maximal(spec):
             assert reference.krum_takes(view, a, seen.mean(0) + 0.999 * step), (seed, a)
             assert not reference.krum_takes(view, a, seen.mean(0) + 1.01 * step), (seed, a)
     assert searched > 10
+
+
+@pytest.mark.parametrize("norm", ["2", "inf"])
+def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
+    """Krum knows no scale: models a thousand times closer give a thousandth of the gammas, or the cap."""
+    attack, deployed = attacks.parse(f"mhamdi(norm={norm})"), rules.parse("ubar")
+    send = jax.jit(lambda scene: attack(jax.random.key(0), view_of(scene, benign, byzantine, deployed)))
+    bounded = unbounded = 0
+    for seed in range(6):
+        scene, benign, byzantine = random_scene(seed, attack, deployed)
+        found = []
+        for spread in (1, 1e-3):
+            close = scene._replace(own=scene.own * np.float32(spread))
+            view = view_of(close, benign, byzantine, deployed)
+            means = np.stack([reference._seen(view, a)[0].mean(0) for a in range(byzantine)])
+            found.append(np.abs(np.asarray(send(close), float) - means).max(1))
+        for wide, small in zip(*found, strict=True):
+            if wide > 0.99e6:
+                unbounded += 1
+                assert small > 0.99e6
+            elif wide > 1e-2:
+                bounded += 1
+                assert small == pytest.approx(wide / 1e3, rel=1e-2)
+    assert bounded > 10 and unbounded > 0
 
 
 def test_the_largest_gamma_below_a_limit_is_found():
@@ -135,7 +162,7 @@ def path_config(tmp_path, length, **changes):
     return dataclasses.replace(base, **changes)
 
 
-@pytest.mark.parametrize("distance", [1, 2, 4])
+@pytest.mark.parametrize("distance", [1, 2, 4, 5])
 def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
     """lambda 0, one path: after tau rounds the target has moved by the payload."""
     target = 5 - distance
@@ -155,6 +182,11 @@ def test_one_node_of_thirty_ruins_all_others_under_average():
     assert ruined.final["accuracy"].max() < 0.35
 
 
+def test_theorem_1_after_the_end_is_noticed():
+    late = prepare(Config(attack="theorem1(start=4)", byzantine_ratio=0.3, rounds=4, eval_every=1))
+    assert any("never strikes" in notice for notice in late.notices)
+
+
 def test_a_sleeper_is_honest_until_it_wakes():
     base = Config(byzantine_ratio=0.3, batch_size=16, rounds=4, eval_every=1)
     awake = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=2)"))
@@ -172,10 +204,75 @@ def test_label_flip_trains_on_flipped_labels():
     config = dataclasses.replace(config, alpha=1.0)  # nobody listens: everyone learns its own data
     result = simulate(config)
     honest = simulate(dataclasses.replace(config, attack="bit_flip"))
+    asleep = simulate(dataclasses.replace(config, attack="sleeper(label_flip, start=60)"))
+    half = simulate(dataclasses.replace(config, attack="sleeper(label_flip, start=30)"))
     benign = np.asarray(ravel(result.state.params)[0])
     other = np.asarray(ravel(honest.state.params)[0])
     np.testing.assert_allclose(benign[:4], other[:4], rtol=1e-5, atol=1e-6)
     assert np.linalg.norm(benign[4:] - other[4:], axis=1).min() > 1
+    np.testing.assert_array_equal(ravel(asleep.state.params)[0], other)
+    halfway = np.asarray(ravel(half.state.params)[0])[4:]
+    assert min(np.linalg.norm(halfway - x[4:], axis=1).min() for x in (benign, other)) > 0.5
+    flipped = attacks.get("label_flip").traits["poison"](np.arange(10), 10, 0)
+    np.testing.assert_array_equal(flipped, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+
+
+@pytest.fixture
+def spies():
+    """Rules that show what was sent: `spy_own` what a node broadcast, `spy_bad` what attackers told it."""
+
+    @rules.register(defends=False)
+    def spy_own(inbox):
+        return inbox.sent[: len(inbox.own)], {}
+
+    @rules.register(defends=False)
+    def spy_bad(inbox):
+        bad = inbox.graph.mask & (inbox.graph.neighbours >= 6)
+        row = jnp.max(jnp.where(bad, inbox.rows, -1), axis=1)
+        return jnp.where(row[:, None] < 0, inbox.own, inbox.sent[row]), {}
+
+    yield
+    del rules.parts["spy_own"], rules.parts["spy_bad"]
+
+
+def one_round(rule, attack):
+    """Models before and after a round without training, and what the attackers saw; 6 + 3 nodes."""
+    config = Config(
+        rule=rule, attack=attack, dataset="synthetic(examples=300)", model="mlp(hidden=4)", nodes=6
+    )
+    config = dataclasses.replace(config, byzantine_ratio=1 / 3, batch_size=8, rounds=1, eval_every=1)
+    experiment = prepare(dataclasses.replace(config, alpha=0.0, learning_rate=0.0))
+    program = experiment.program
+    state = initial_state(program, 0)
+    rng = np.random.default_rng(0)
+    noisy = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
+    before = np.array(ravel(noisy)[0])
+    arguments = (experiment.data, experiment.graph, experiment.knobs, np.int32(1))
+    state, _ = compiled_chunk(program).call(state._replace(params=noisy), *arguments)
+    view = View(before, None, experiment.graph, 6, program.byzantine, program.benign_slots, 0, None)
+    return before, np.asarray(ravel(state.params)[0]), view
+
+
+@pytest.mark.parametrize("attack", sorted(set(attacks.parts) - {"none"}))
+def test_honest_messages_are_never_changed(attack, spies):
+    before, after, _ = one_round("spy_own", attack)
+    np.testing.assert_array_equal(after[:6], before[:6])
+
+
+@pytest.mark.parametrize("attack", ["dissensus", "isolation", "sleeper(dissensus, start=0)"])
+def test_every_receiver_is_told_its_own_lie(attack, spies):
+    _, after, view = one_round("spy_bad", attack)
+    plain = reference.isolation(None, view) if attack == "isolation" else reference.dissensus(None, view, 1.5)
+    told = [i for i, row in enumerate(plain) if row is not None]
+    assert len(told) > 3
+    np.testing.assert_allclose(after[told], np.stack([plain[i] for i in told]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sleeping_dissensus_is_honest(spies):
+    before, after, view = one_round("spy_bad", "sleeper(dissensus, start=1)")
+    for i in range(6):
+        bad = [j for j in reference._neighbours(view, i) if j >= 6]
+        np.testing.assert_array_equal(after[i], before[max(bad)] if bad else before[i])
 
 
 def test_tailored_messages_reach_their_receivers(tmp_path):
@@ -203,6 +300,7 @@ def test_mhamdi_by_the_deployed_rule_needs_one_that_selects():
         with pytest.raises(ConfigError, match="use surrogate=krum"):
             prepare(dataclasses.replace(config, rule=rule))
     prepare(dataclasses.replace(config, rule="bridge(variant=K)"))
+    prepare(dataclasses.replace(config, rule="dmedian", attack="mhamdi(surrogate=deployed, gamma=3)"))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +314,12 @@ def test_mhamdi_by_the_deployed_rule_needs_one_that_selects():
         ("theorem1(target=10)", "only the benign nodes 0 to 9"),
         ("mimic(node=10)", "only the benign nodes 0 to 9"),
         ("sleeper(gausian)", r"did you mean 'gaussian'\?"),
-        ("sleeper(dissensus)", "it must broadcast"),
+        ("sleeper(none)", "sleeper cannot wake up as 'none'"),
+        ("sleeper(5)", "sleeper cannot wake up as 5"),
+        ("sleeper(sleeper)", "sleeper cannot wake up as 'sleeper'"),
+        ("gaussian(std=1e39)", r"std=1e\+39 is out of the range of float32"),
+        ("gaussian(std=1e-60)", "std=1e-60 is out of the range of float32"),
+        ("theorem1(size=3e38)", "too large for float32; take a smaller size"),
         ("sleeper(theorem1(target=10))", "only the benign nodes 0 to 9"),
     ],
 )

@@ -65,9 +65,18 @@ def test_the_network_sorts_all_zeros_and_ones(size):
     )
 )
 def test_the_network_sorts_anything(values):
-    values = values + np.float32(0)  # -0.0 and 0.0 are equal, but not the same bits
-    got = [np.asarray(v) for v in linalg.sort_arrays(list(values))]
-    np.testing.assert_array_equal(np.stack(got), np.sort(values, axis=0))
+    for sort in (linalg.sort_arrays, linalg._sort_as_integers):
+        np.testing.assert_array_equal(np.stack(sort(list(values))), np.sort(values, axis=0))
+
+
+def test_sorted_as_integers_the_ends_of_the_range_stay_in_order():
+    most, least = linalg.BIG, np.float32(1e-45)
+    values = np.float32(
+        [1, -1, np.inf, -np.inf, most, -most, least, -least, 0, -0.0, 2.0**-126, -(2.0**-126)]
+    )
+    for fused in (64, 4):
+        got = np.stack(linalg._sort_as_integers(list(values[:, None]), fused))
+        np.testing.assert_array_equal(got[:, 0], np.sort(values))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 40, 41, 64, 65, 128, 150])

@@ -1,5 +1,7 @@
 """The whole round against a NumPy loop over nodes, and its invariants."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,10 @@ import pytest
 import reference
 
 from ubar_jax import Config, simulate
+from ubar_jax.attacks import attacks
 from ubar_jax.compilation import compiled_chunk, initial_state
-from ubar_jax.experiment import prepare
-from ubar_jax.round import batches, normalise, ravel
+from ubar_jax.experiment import prepare, task_of
+from ubar_jax.round import batches, make_round, normalise, ravel
 from ubar_jax.rules import aggregate, rules
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case
 
@@ -101,6 +104,40 @@ def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
     assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 1  # it did move
     error = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert error.max() < 1e-4, error
+
+
+@pytest.mark.parametrize("rule", ["ubar", "ubar_loss", "dkrum"])
+def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
+    """`view.deployed` evaluates honest messages once; the round does it all again, with the same result."""
+    expected = []
+
+    @attacks.register
+    def probe(key, view):
+        sent = -0.5 * view.own[: view.byzantine] + 0.1 * jnp.mean(view.own, axis=0, keepdims=True)
+        expected.append(view.deployed(jnp.concatenate([view.own, sent])))
+        return sent
+
+    config = Config(rule=rule, attack="probe", nodes=8, byzantine_ratio=0.33, batch_size=16, alpha=0.0)
+    config = dataclasses.replace(
+        config, dataset="synthetic(examples=900, size=5, classes=4)", learning_rate=0.0
+    )
+    try:
+        experiment = prepare(config)
+        program = experiment.program
+        parts = (program.rule, program.attack, program.optimizer(), program.schedule, program.learner.classes)
+        sizes = (program.benign, program.byzantine, program.benign_slots, program.pairs)
+        step = make_round(task_of(program.learner), *parts, *sizes)
+        state = initial_state(program, 0)
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
+        index = batches(experiment.data, state.key, 0, 1, program.batch, program.trained)[0]
+        data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
+        new, seen = step(state._replace(params=params), index, data, graph, experiment.knobs)
+    finally:
+        del attacks.parts["probe"]
+    [(mixed, info)] = expected
+    np.testing.assert_array_equal(ravel(new.params)[0], mixed)
+    np.testing.assert_array_equal(seen.accepted, info["selected"])
 
 
 def test_average_on_a_complete_graph_is_centralised_sgd():

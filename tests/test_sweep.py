@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ubar_jax.attacks import attacks
 from ubar_jax.experiments.sweep import GRID, grid
 from ubar_jax.results import load_runs
 
@@ -104,6 +105,9 @@ def test_list_names_every_part(tmp_path):
     for text in ("ubar(rho=0.4)", "gaussian(std=1.0)", "erdos_renyi(connection=0.4)", "digits()", "cnn()"):
         assert text in out
     assert "rho: a number in (0, 1] or 'conservative' or 'oracle'" in out
+    for name in set(attacks.parts) - {"none"}:
+        last = attacks.get(name).description.split("Knows")[1]  # what the attacker knows
+        assert last.split("\n")[0] in out, name
 
 
 PLUGIN = '''

@@ -2,14 +2,15 @@
 
 That is one vector a Byzantine node, [f, d], broadcast to all its neighbours; an attack that is
 `tailored` gives one vector a benign receiver instead, [n_b, d], which all of that node's Byzantine
-neighbours tell it. Honest rows cannot be touched. Further traits: `trains`, whether the Byzantine nodes
-follow the protocol otherwise (train on their share and apply the rule to what they receive), so that
-`view.own[view.benign:]` are their models; `poison`, what they do to the labels they train on; `setup`,
+neighbours tell it (if it also trains, [f + n_b, d]: first what Byzantine nodes tell each other). Honest
+rows cannot be touched. Further traits: `trains`, whether the Byzantine nodes follow the protocol otherwise
+(train on their share and apply the rule to what they receive), so that `view.own[view.benign:]` are their
+models; `poison`, what they do to the labels they train on; `setup`,
 run once on the host with the network, which checks the arguments and returns (traced numbers for the
 attack, notices). Real-valued arguments are traced: one compiled program serves every strength.
 
-Each description ends in what the attacker knows. "Seen" means the models of its benign neighbours, mu
-and sigma are their mean and deviation per coordinate.
+Each description ends in what the attacker knows. mu and sigma are the mean and deviation per coordinate
+of the models that its benign neighbours send it, the ones it has seen.
 """
 
 import math
@@ -85,7 +86,7 @@ def alie_z(benign: int, byzantine: int) -> float:
 
 @attacks.register
 def alie(key: Array, view: View, z: Number(words=("auto",)) = "auto") -> Array:
-    """A little is enough: mu - z sigma. Knows what it has seen, and n and f of the whole network."""
+    """A little is enough: mu - z sigma. Knows its neighbours' messages, and n and f of the whole network."""
     seen = seen_by_attackers(view)
     z = alie_z(view.benign, view.byzantine) if isinstance(z, str) else z
     return seen.centre + seen.mean - z * _sigma(seen)
@@ -93,7 +94,7 @@ def alie(key: Array, view: View, z: Number(words=("auto",)) = "auto") -> Array:
 
 @attacks.register
 def ipm(key: Array, view: View, eps: Number(0) = 0.5) -> Array:
-    """Inner-product manipulation: -eps mu. Knows what it has seen."""
+    """Inner-product manipulation: -eps mu. Knows its neighbours' messages."""
     seen = seen_by_attackers(view)
     return -eps * (seen.centre + seen.mean)
 
@@ -133,21 +134,27 @@ def most_damaging(view: View, seen: Seen, direction: Array) -> Array:
 
 @attacks.register
 def alie_optimised(key: Array, view: View) -> Array:
-    """mu - gamma sigma, gamma by 16 trials for most damage. Knows all honest messages and the rule."""
+    """mu - gamma sigma, gamma by 16 trials for most damage.
+
+    Knows all honest messages and the deployed rule, and the batches on which that evaluates messages.
+    """
     seen = seen_by_attackers(view)
     return most_damaging(view, seen, -_sigma(seen))
 
 
 @attacks.register
 def ipm_optimised(key: Array, view: View) -> Array:
-    """mu - gamma mu, gamma by 16 trials for most damage. Knows all honest messages and the rule."""
+    """mu - gamma mu, gamma by 16 trials for most damage.
+
+    Knows all honest messages and the deployed rule, and the batches on which that evaluates messages.
+    """
     seen = seen_by_attackers(view)
     return most_damaging(view, seen, -(seen.centre + seen.mean))
 
 
-def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str):
+def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str, gamma: float | str):
     selects = rule.part.traits["selects"]
-    if surrogate == "deployed" and not selects(**rule.of(selects)):
+    if surrogate == "deployed" and gamma == "search" and not selects(**rule.of(selects)):
         raise ConfigError(
             f"mhamdi(surrogate=deployed) asks whether {rule} selects its message, but that rule mixes all "
             "messages per coordinate; use surrogate=krum"
@@ -167,8 +174,9 @@ def mhamdi(
 
     E is the seen coordinate of largest spread (norm 2), or all ones (inf). Unnoticed: chosen by Krum, or
     by the deployed rule if that selects, at a majority of the attacker's benign receivers, all Byzantine
-    neighbours there assumed to send the same; gamma 0 if it never is. Knows what it has seen and what its
-    receivers hear from honest nodes, and for "deployed" the rule.
+    neighbours there assumed to send the same; gamma 0 if it never is. "deployed" runs that rule once for
+    every attacker at each step of the search, about 20 of them. Knows its neighbours' messages and what its
+    receivers hear from honest nodes; for "deployed" the rule, and the batches on which it evaluates messages.
     """
     seen = seen_by_attackers(view)
     if norm == 2:
@@ -242,7 +250,7 @@ def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
     """mu - lambda delta, no farther from any seen vector than two seen ones are apart.
 
     The largest such lambda: each distance is a quadratic in lambda, so it is the smallest of their roots.
-    Knows what it has seen.
+    Knows its neighbours' messages.
     """
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
@@ -258,8 +266,8 @@ def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
 def min_sum(key: Array, view: View, direction: DIRECTION = "std") -> Array:
     """mu - lambda delta, its squared distances to the seen vectors at most the largest such sum of theirs.
 
-    The largest such lambda; mu is their mean, so the sum grows by lambda^2 |delta|^2 each. Knows what it
-    has seen.
+    The largest such lambda; mu is their mean, so the sum grows by lambda^2 |delta|^2 each. Knows its
+    neighbours' messages.
     """
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
@@ -281,7 +289,8 @@ def fang_krum(key: Array, view: View) -> Array:
     """mu - lambda s against Krum, s the sign of the seen nodes' mean update; lambda halved until chosen.
 
     Starts from where the vector is as far from mu as the farthest seen one plus the widest seen pair, and
-    gives up (lambda 0) after 40 halvings. Knows what it has seen and what its receivers hear.
+    gives up (lambda 0) after 40 halvings. Knows its neighbours' messages, the updates they are about to take
+    and what its receivers hear from honest nodes.
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)
@@ -308,7 +317,7 @@ def fang_trimmed(key: Array, view: View) -> Array:
     """Against median and trimmed mean: beyond the seen extreme, against the sign of the mean's move.
 
     Per coordinate uniform between the extreme and twice (or half) of it, away from the honest values. Knows
-    what it has seen.
+    its neighbours' messages and the updates they are about to take.
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)
@@ -339,7 +348,7 @@ def mimic(key: Array, view: View, node: Number(0, integer=True) = 0) -> Array:
     return jnp.repeat(view.own[node][None], view.byzantine, axis=0)
 
 
-@attacks.register(trains=True, poison=lambda labels, classes: classes - 1 - labels)
+@attacks.register(trains=True, poison=lambda labels, classes, t: classes - 1 - labels)
 def label_flip(key: Array, view: View) -> Array:
     """Honest in all but data: label y is trained on as classes - 1 - y. Knows its own model."""
     return view.own[view.benign :]
@@ -388,12 +397,18 @@ def isolation(key: Array, view: View) -> Array:
     return (own - _weighted_honest(view, weights) - itself * own) / jnp.maximum(byzantine, 1e-30)
 
 
+def tailored_since(attack: Spec) -> int | None:
+    """The round from which on the attack tells every receiver something else; None if it never does."""
+    tailored = attack.part.traits["tailored"]
+    if callable(tailored):
+        return tailored(**attack.of(tailored))
+    return 0 if tailored else None
+
+
 def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start: int):
-    inner = attacks.parse(attack)
-    if inner.part.traits["tailored"] or inner.part.traits["poison"]:
-        raise ConfigError(
-            f"sleeper cannot wake up as {inner.part.name!r}: it must broadcast one vector a node"
-        )
+    inner = attacks.parse(attack) if isinstance(attack, str) else None
+    if inner is None or inner.part.name in ("none", "sleeper"):
+        raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
     numbers, notices = {}, []
     if setup := inner.part.traits["setup"]:
         numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))
@@ -402,22 +417,44 @@ def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start:
     return numbers, notices
 
 
-@attacks.register(trains=True, setup=_sleeper_setup)
+def _sleeper_tailored(attack: str, start: int) -> int | None:
+    return None if tailored_since(attacks.parse(attack)) is None else start
+
+
+def _sleeper_poison(labels: Array, classes: int, t: Array, attack: str, start: int) -> Array:
+    poison = attacks.parse(attack).part.traits["poison"]
+    return labels if poison is None else jnp.where(t >= start, poison(labels, classes, t), labels)
+
+
+@attacks.register(trains=True, setup=_sleeper_setup, tailored=_sleeper_tailored, poison=_sleeper_poison)
 def sleeper(
     key: Array, view: View, attack: str = "alie", start: Number(0, integer=True) = 100, **numbers: Array
 ) -> Array:
-    """Honest until round `start`, then any broadcasting attack, such as sleeper(alie, start=50)."""
-    awake = attacks.parse(attack)(key, view, **numbers)
-    return jnp.where(view.t >= start, awake, view.own[view.benign :])
+    """Honest until round `start`, then any other attack, such as sleeper(alie, start=50).
+
+    Knows its own model until then, and from then on what that attack knows.
+    """
+    inner, honest = attacks.parse(attack), view.own[view.benign :]
+    awake = inner(key, view, **numbers)
+    if tailored_since(inner) is not None:
+        return jnp.concatenate([honest, awake])  # what it broadcasts, then what it tells every receiver
+    return jnp.where(view.t >= start, awake, honest)
 
 
-def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int):
+def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int, size: float, start: int):
     if target >= benign:
         raise ConfigError(f"theorem1(target={target}): there are only the benign nodes 0 to {benign - 1}")
     if not nx.has_path(network, benign, target):
         raise ConfigError(f"theorem1(target={target}): no path leads there from the Byzantine node {benign}")
     path = nx.shortest_path(network, benign, target)[1:]
-    return {"gain": float(math.prod(network.degree(v) + 1 for v in path))}, []
+    gain = math.prod(network.degree(v) + 1 for v in path)
+    if abs(size) * gain > float(linalg.BIG):
+        raise ConfigError(
+            f"theorem1(target={target}, size={size:g}) would have to send {gain:g} times its size, too large "
+            f"for float32; take a smaller size or a target that is less than {len(path)} steps away"
+        )
+    never = f"theorem1(start={start}) never strikes: the run ends after {rounds} rounds"
+    return {"gain": float(gain)}, [never] if start >= rounds else []
 
 
 @attacks.register(trains=True, setup=_theorem1_setup)

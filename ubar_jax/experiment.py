@@ -109,6 +109,10 @@ def prepare(config: Config) -> Experiment:
         numbers, said = setup(network, benign, byzantine, config.rounds, rule, **attack.of(setup))
         strengths |= numbers
         notices += said
+    least, most = (float(getattr(np.finfo(np.float32), end)) for end in ("tiny", "max"))
+    for name, value in strengths.items():
+        if value and not least <= abs(value) <= most:
+            raise ConfigError(f"{attack}: {name}={value:g} is out of the range of float32, 1.2e-38 to 3.4e38")
     chunk = min(config.eval_every, config.rounds)
     learner = Learner(
         model=config.model,

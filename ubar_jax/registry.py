@@ -5,6 +5,7 @@ import difflib
 import inspect
 import math
 import numbers
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +80,8 @@ class Part:
     traits: dict[str, Any]
 
     @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.function) or "").split("\n")[0]
+    def description(self) -> str:
+        return inspect.getdoc(self.function) or ""
 
     def signature(self) -> str:
         return f"{self.name}({', '.join(f'{p.name}={_show(p)}' for p in self.parameters.values())})"
@@ -189,11 +190,11 @@ class Registry:
         return Spec(part, tuple(arguments))
 
     def listing(self) -> str:
-        """Every part with its arguments, defaults, ranges and one-line description."""
+        """Every part with its arguments, defaults, description and ranges."""
         lines = []
         for part in self.parts.values():
             lines.append(f"  {part.signature()}")
-            lines.append(f"      {part.summary}")
+            lines.append(textwrap.indent(part.description, "      "))
             lines += [
                 f"        {p.name}: {p.annotation}"
                 for p in part.parameters.values()

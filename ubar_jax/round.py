@@ -9,6 +9,7 @@ import optax
 from jax import Array, lax
 
 from ubar_jax import nn
+from ubar_jax.attacks import tailored_since
 from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.rules import aggregate
 from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
@@ -39,7 +40,7 @@ def make_round(
         # Every node draws a batch and takes the gradient at its own model, before mixing.
         x, y = normalise(data, data.x[index]), data.y[index]
         if poison := attack.part.traits["poison"]:
-            y = y.at[benign:].set(poison(y[benign:], classes))
+            y = y.at[benign:].set(poison(y[benign:], classes, state.t, **attack.of(poison)))
         loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
         direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
@@ -47,33 +48,26 @@ def make_round(
 
         # Everyone broadcasts its model; the Byzantine rows are the attack's.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
-        rows = heard.neighbours
-        if attack.part.traits["tailored"]:  # row benign + i is what receiver i hears from attackers
-            rows = jnp.where(rows < benign, rows, benign + jnp.arange(trained)[:, None])
+        since = tailored_since(attack)
 
         def mix(sent: Array, known: Array | None = None) -> tuple[Array, dict]:
             def loss_of(receiver, row):
                 if not pairs:
                     raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
-                if known is None:
-                    return losses_on(task, unravel, sent, trained, (x, y), receiver, row)
-                honest = row < benign
-                fresh = jnp.where(honest, trained, receiver)
-                fresh = losses_on(task, unravel, sent, trained, (x, y), fresh, row)
-                return jnp.where(honest, known.at[receiver, row].get(mode="clip"), fresh)
+                return losses_on(task, unravel, sent, (x, y), receiver, row, known)
 
-            degree = jnp.sum(heard.mask, axis=1)
+            degree, rows = jnp.sum(heard.mask, axis=1), heard.neighbours
+            if since is not None:  # the last rows are what every benign receiver hears from attackers
+                theirs = (rows >= benign) & (jnp.arange(trained) < benign)[:, None] & (state.t >= since)
+                rows = jnp.where(theirs, len(sent) - benign + jnp.arange(trained)[:, None], rows)
             inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
             return aggregate(rule, inbox)
 
         sent = own[:benign]
         if byzantine:
-            known = None
-            if (
-                pairs
-            ):  # an attack that tries many messages on the rule need not evaluate the honest ones again
-                near = Graph(*(a[:, :benign_slots] for a in heard))
-                known = honest_losses(task, unravel, sent, (x, y), near)
+            # An attack may try many messages on the rule: the honest ones are evaluated once for all.
+            slots = Graph(*(a[:, :benign_slots] for a in heard))
+            known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
             deployed = functools.partial(mix, known=known)
             view = View(own, update, graph, benign, byzantine, benign_slots, state.t, deployed)
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
@@ -89,17 +83,28 @@ def make_round(
 
 
 def losses_on(
-    task: Task, unravel: Callable, sent: Array, receivers: int, batch: tuple, receiver: Array, row: Array
+    task: Task,
+    unravel: Callable,
+    sent: Array,
+    batch: tuple,
+    receiver: Array,
+    row: Array,
+    known: Array | None = None,
 ) -> Array:
-    """[P] loss of message `row` [P] on the batch of `receiver` [P]; one past the last stands for none."""
+    """[P] loss of message `row` [P] on the batch of `receiver` [P]; one past the last stands for none.
+
+    `known` [r, k] has the losses of the first k messages.
+    """
+    receivers, first = len(batch[0]), 0 if known is None else known.shape[1]
 
     def one(i, j):
         def loss():
             return task.loss(unravel(sent[j]), *(leaf[i] for leaf in batch))
 
-        return lax.cond(i < receivers, loss, lambda: jnp.inf)  # one by one, padding costs nothing
+        return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding costs nothing
 
-    return nn.each(one, receiver, row)
+    losses = nn.each(one, receiver, row)
+    return losses if known is None else jnp.where(row < first, known[receiver, row], losses)
 
 
 def honest_losses(task: Task, unravel: Callable, sent: Array, batch: tuple, graph: Graph) -> Array:
@@ -107,7 +112,7 @@ def honest_losses(task: Task, unravel: Callable, sent: Array, batch: tuple, grap
     receivers, honest = len(graph.mask), graph.mask & (graph.neighbours < len(sent))
     receiver = jnp.where(honest, jnp.arange(receivers)[:, None], receivers)
     row = jnp.where(honest, graph.neighbours, 0)
-    losses = losses_on(task, unravel, sent, receivers, batch, receiver.ravel(), row.ravel())
+    losses = losses_on(task, unravel, sent, batch, receiver.ravel(), row.ravel())
     known = jnp.zeros((receivers, len(sent))).at[receiver.ravel(), row.ravel()]
     return known.set(losses, mode="drop")
 

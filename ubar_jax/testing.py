@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 
 from ubar_jax import topology
-from ubar_jax.attacks import attacks
+from ubar_jax.attacks import attacks, tailored_since
 from ubar_jax.registry import Spec
 from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.types import Graph, Inbox, View
@@ -290,7 +290,8 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
         traced = {k: jnp.float32(v) for k, v in numbers.items()}
         key = jax.random.key(seed)
         first, again = (np.asarray(jitted(key, scene, traced)) for _ in range(2))
-        expected = (benign if traits["tailored"] else byzantine, scene.own.shape[1])
+        rows = byzantine if tailored_since(attack) is None else byzantine * traits["trains"] + benign
+        expected = (rows, scene.own.shape[1])
         assert first.shape == expected, f"{spec}: sends {first.shape}, not {expected}"
         np.testing.assert_array_equal(first, again, err_msg=f"{spec}: not decided by its key")
         if reference is not None:

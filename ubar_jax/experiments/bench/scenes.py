@@ -151,7 +151,7 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
         own, graph, batch, own_loss = arrays
         heard = Graph(*(a[:benign] for a in graph))
 
-        loss_of = functools.partial(losses_on, scene.task, scene.unravel, sent, benign, batch)
+        loss_of = functools.partial(losses_on, scene.task, scene.unravel, sent, batch)
         inbox = Inbox(
             own=own[:benign],
             sent=sent,
