@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from ubar_jax import linalg
 from ubar_jax.testing import inbox_of
-from ubar_jax.types import Graph
+from ubar_jax.types import Graph, Inbox
 
 
 def make_inbox(own, sent, slots=None, mask=None):
@@ -141,3 +141,20 @@ def test_the_mean_over_a_poisoned_network_stays_with_those_who_heard_it():
     slots = np.array([[0, 1], [2, 3]])
     mixed = np.asarray(linalg.undefended_mean(make_inbox(sent[:2], sent, slots)))
     assert np.isfinite(mixed[0]).all() and np.isnan(mixed[1]).all()
+
+
+@pytest.mark.parametrize("size", [1, 1e6, 1e12, 1e17])
+def test_one_model_that_exploded_does_not_blur_the_distances_of_others(size):
+    """Near consensus, but for receiver 0: a mean that it takes part in would be its own."""
+    rng = np.random.default_rng(0)
+    own = (rng.normal(size=(1, 500)) + 1e-2 * rng.normal(size=(8, 500))).astype(np.float32)
+    own[0] *= np.float32(size)
+    rows = np.stack([[j for j in range(8) if j != i] for i in range(8)]).astype(np.int32)
+    graph = Graph(rows, np.ones_like(rows, bool))
+    inbox = Inbox(own, own, rows, graph, None, None, 0, None, None, 0)
+    exact = np.square(own[:, None].astype(float) - own[None].astype(float)).sum(2)
+    got = np.asarray(linalg.own_distances(inbox))
+    np.testing.assert_allclose(got, np.take_along_axis(exact, rows, axis=1), rtol=1e-3)
+    between = np.asarray(linalg.slot_distances(inbox))[0]  # of receiver 0: all the others
+    off = ~np.eye(7, dtype=bool)
+    np.testing.assert_allclose(between[off], exact[1:, 1:][off], rtol=1e-3)

@@ -119,11 +119,10 @@ def _centred(products: Callable, inbox: Inbox):
     Near consensus the norms are then as small as the distances, and no digits are lost. On the CPU by
     blocks of coordinates that stay in the cache: whole centred matrices would be written and read back.
     """
-    finite = jnp.isfinite(_squares(inbox.own))  # outliers among the messages must not move the mean
+    usual = _usual(inbox.own)
 
     def block(own, sent):
-        total = jnp.sum(jnp.where(finite[:, None], own, 0), axis=0, keepdims=True)
-        centre = total / jnp.maximum(jnp.sum(finite), 1)
+        centre = _mean_of(usual, own)
         return products(own - centre, sent - centre)
 
     def by_blocks(own, sent):
@@ -138,6 +137,25 @@ def _centred(products: Callable, inbox: Inbox):
         return lax.fori_loop(0, d // size, add, block(own[:, rest:], sent[:, rest:]))
 
     return lax.platform_dependent(inbox.own, inbox.sent, cpu=by_blocks, default=block)
+
+
+def centre_of(x: Array) -> Array:
+    """[1, d] mean of the rows, without those that are far off."""
+    return _mean_of(_usual(x), x)
+
+
+def _usual(x: Array) -> Array:
+    """[n] which rows are at most twice as long as the median one: a single one at 1e9 would be the mean."""
+    squares = _squares(x)
+    finite = jnp.isfinite(squares)
+    median = jnp.sort(jnp.where(finite, squares, jnp.inf))[(len(x) - 1) // 2]
+    return finite & (squares <= 4 * median)
+
+
+def _mean_of(chosen: Array, x: Array) -> Array:
+    """[1, d] mean of the chosen rows, 0 of none."""
+    total = jnp.sum(jnp.where(chosen[:, None], x, 0), axis=0, keepdims=True)
+    return total / jnp.maximum(jnp.sum(chosen), 1)
 
 
 def _squares(x: Array) -> Array:

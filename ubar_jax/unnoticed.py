@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
     adjacent: Array  # [f, n_b] bool
     count: Array  # [f, 1], at least 1
-    centre: Array  # [1, d]: mean of all honest models, so that no digits are lost near consensus
+    centre: Array  # [1, d]: mean of the usual honest models, so that no digits are lost near consensus
     honest: Array  # [n_b, d]: honest models about the centre
     mean: Array  # [f, d]: of the seen ones, about the centre
 
@@ -34,7 +34,7 @@ def seen_by_attackers(view: View) -> Seen:
     seen = mask & (ids < view.benign)
     adjacent = jnp.zeros((view.byzantine, view.benign), bool).at[rows, jnp.where(seen, ids, 0)].max(seen)
     honest = view.own[: view.benign]
-    centre = jnp.mean(honest, axis=0, keepdims=True)
+    centre = linalg.centre_of(honest)
     honest = honest - centre
     count = jnp.maximum(jnp.sum(adjacent, axis=1, keepdims=True), 1)
     return Seen(adjacent, count, centre, honest, average_of(adjacent, count, honest))
