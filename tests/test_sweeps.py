@@ -269,6 +269,7 @@ def test_tensorboard_gets_the_scalars(tmp_path):
 def sweep(*args, cwd, **env):
     command = [sys.executable, "-m", "ubar_jax.experiments.sweep", *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **env}
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)  # importing JAX sets it in this process, and children inherit it
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=env, **streams)
 
