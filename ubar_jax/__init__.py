@@ -6,7 +6,7 @@ import os
 # machine, in lines of 3,000 characters (openxla/xla issue 44565). What does go wrong is raised as well.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from ubar_jax import linalg
+from ubar_jax import linalg, targeted  # noqa: F401 (targeted registers attacks)
 from ubar_jax.attacks import attacks
 from ubar_jax.config import Config
 from ubar_jax.data import datasets

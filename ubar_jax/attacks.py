@@ -5,12 +5,13 @@ That is one vector a Byzantine node, [f, d], broadcast to all its neighbours; an
 neighbours tell it (if it also trains, [f + n_b, d]: first what Byzantine nodes tell each other). Honest
 rows cannot be touched. Further traits: `trains`, whether the Byzantine nodes follow the protocol otherwise
 (train on their share and apply the rule to what they receive), so that `view.own[view.benign:]` are their
-models; `poison`, what they do to the labels they train on; `setup`,
-run once on the host with the network, which checks the arguments and returns (traced numbers for the
-attack, notices). Real-valued arguments are traced: one compiled program serves every strength.
+models; `poison`, what they do to the labels they train on; `setup`, run once on the host with the network,
+which checks the arguments and returns (traced numbers for the attack, notices). Real-valued arguments are
+traced: one compiled program serves every strength.
 
 Each description ends in what the attacker knows. mu and sigma are the mean and deviation per coordinate
-of the models that its benign neighbours send it, the ones it has seen.
+of the models that its benign neighbours send it, the ones it has seen. `targeted.py` has the attacks that
+depend on where and when: on the graph, on the receiver or on the round.
 """
 
 import math
@@ -42,6 +43,14 @@ attacks = Registry(
 )
 
 POSITIVE = Number(0, open_low=True)
+
+
+def tailored_since(attack: Spec) -> int | None:
+    """The round from which on the attack tells every receiver something else; None if it never does."""
+    tailored = attack.part.traits["tailored"]
+    if callable(tailored):
+        return tailored(**attack.of(tailored))
+    return 0 if tailored else None
 
 
 @attacks.register
@@ -352,126 +361,3 @@ def mimic(key: Array, view: View, node: Number(0, integer=True) = 0) -> Array:
 def label_flip(key: Array, view: View) -> Array:
     """Honest in all but data: label y is trained on as classes - 1 - y. Knows its own model."""
     return view.own[view.benign :]
-
-
-def _metropolis(view: View) -> tuple[Array, Array]:
-    """([n_b, K] weights of honest neighbours, [n_b, 1] total weight of Byzantine ones), Metropolis'."""
-    degree = jnp.sum(view.graph.mask, axis=1)
-    ids, mask = (a[: view.benign] for a in view.graph)
-    weights = mask / (1 + jnp.maximum(degree[: view.benign, None], degree[ids]))
-    honest = jnp.where(ids < view.benign, weights, 0)
-    return honest, jnp.sum(weights - honest, axis=1, keepdims=True)
-
-
-def _weighted_honest(view: View, weights: Array) -> Array:
-    """[n_b, d] sum of the honest neighbours' models, weights [n_b, K]."""
-    ids = jnp.where(
-        view.graph.neighbours[: view.benign] < view.benign, view.graph.neighbours[: view.benign], 0
-    )
-    rows = jnp.arange(view.benign)[:, None]
-    matrix = jnp.zeros((view.benign, view.benign)).at[rows, ids].add(weights)
-    return jnp.matmul(matrix, view.own[: view.benign], precision=linalg.HIGHEST)
-
-
-@attacks.register(tailored=True)
-def dissensus(key: Array, view: View, strength: Number(0) = 1.5) -> Array:
-    """Drives each receiver off its neighbours: x_i - strength sum_good W (x_j - x_i) / sum_byz W.
-
-    W are Metropolis weights. Knows all honest messages and the graph.
-    """
-    weights, byzantine = _metropolis(view)
-    own = view.own[: view.benign]
-    pull = _weighted_honest(view, weights) - jnp.sum(weights, axis=1, keepdims=True) * own
-    return own - strength * pull / jnp.maximum(byzantine, 1e-30)
-
-
-@attacks.register(tailored=True)
-def isolation(key: Array, view: View) -> Array:
-    """Cancels the honest neighbours of each receiver: (x_i - sum_honest W x) / W_byz, i among the honest.
-
-    W are Metropolis weights, own weight 1 - the others'. Knows all honest messages and the graph.
-    """
-    weights, byzantine = _metropolis(view)
-    own = view.own[: view.benign]
-    itself = 1 - jnp.sum(weights, axis=1, keepdims=True) - byzantine
-    return (own - _weighted_honest(view, weights) - itself * own) / jnp.maximum(byzantine, 1e-30)
-
-
-def tailored_since(attack: Spec) -> int | None:
-    """The round from which on the attack tells every receiver something else; None if it never does."""
-    tailored = attack.part.traits["tailored"]
-    if callable(tailored):
-        return tailored(**attack.of(tailored))
-    return 0 if tailored else None
-
-
-def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start: int):
-    inner = attacks.parse(attack) if isinstance(attack, str) else None
-    if inner is None or inner.part.name in ("none", "sleeper"):
-        raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
-    numbers, notices = {}, []
-    if setup := inner.part.traits["setup"]:
-        numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))
-    if start >= rounds:
-        notices = [*notices, f"sleeper(start={start}) never wakes: the run ends after {rounds} rounds"]
-    return numbers, notices
-
-
-def _sleeper_tailored(attack: str, start: int) -> int | None:
-    return None if tailored_since(attacks.parse(attack)) is None else start
-
-
-def _sleeper_poison(labels: Array, classes: int, t: Array, attack: str, start: int) -> Array:
-    poison = attacks.parse(attack).part.traits["poison"]
-    return labels if poison is None else jnp.where(t >= start, poison(labels, classes, t), labels)
-
-
-@attacks.register(trains=True, setup=_sleeper_setup, tailored=_sleeper_tailored, poison=_sleeper_poison)
-def sleeper(
-    key: Array, view: View, attack: str = "alie", start: Number(0, integer=True) = 100, **numbers: Array
-) -> Array:
-    """Honest until round `start`, then any other attack, such as sleeper(alie, start=50).
-
-    Knows its own model until then, and from then on what that attack knows.
-    """
-    inner, honest = attacks.parse(attack), view.own[view.benign :]
-    awake = inner(key, view, **numbers)
-    if tailored_since(inner) is not None:
-        return jnp.concatenate([honest, awake])  # what it broadcasts, then what it tells every receiver
-    return jnp.where(view.t >= start, awake, honest)
-
-
-def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int, size: float, start: int):
-    if target >= benign:
-        raise ConfigError(f"theorem1(target={target}): there are only the benign nodes 0 to {benign - 1}")
-    if not nx.has_path(network, benign, target):
-        raise ConfigError(f"theorem1(target={target}): no path leads there from the Byzantine node {benign}")
-    path = nx.shortest_path(network, benign, target)[1:]
-    gain = math.prod(network.degree(v) + 1 for v in path)
-    if abs(size) * gain > float(linalg.BIG):
-        raise ConfigError(
-            f"theorem1(target={target}, size={size:g}) would have to send {gain:g} times its size, too large "
-            f"for float32; take a smaller size or a target that is less than {len(path)} steps away"
-        )
-    never = f"theorem1(start={start}) never strikes: the run ends after {rounds} rounds"
-    return {"gain": float(gain)}, [never] if start >= rounds else []
-
-
-@attacks.register(trains=True, setup=_theorem1_setup)
-def theorem1(
-    key: Array,
-    view: View,
-    target: Number(0, integer=True) = 0,
-    size: Number() = 1.0,
-    start: Number(0, integer=True) = 0,
-    *,
-    gain: Array,
-) -> Array:
-    """The paper's Theorem 1: the first Byzantine node moves a target by `size` in every coordinate.
-
-    Once, in round `start`, it adds size times the product of |N_s| + 1 over the shortest path to the
-    target; otherwise it is honest, and so are the other Byzantine nodes. Knows the graph.
-    """
-    honest = view.own[view.benign :]
-    shift = jnp.where(view.t == start, size * gain, 0)
-    return honest.at[0].add(shift)
