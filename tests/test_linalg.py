@@ -79,6 +79,23 @@ def test_sorted_as_integers_the_ends_of_the_range_stay_in_order():
         np.testing.assert_array_equal(got[:, 0], np.sort(values))
 
 
+@pytest.mark.parametrize("d", [1, 63, 64, 65, 1000, 1024])
+def test_the_place_of_the_largest_value_is_the_first_one(d):
+    rng = np.random.default_rng(d)
+    values = rng.integers(-5, 3, (40, d)).astype(np.float32)  # many ties
+    values[:20] += rng.random((20, d), np.float32)
+    np.testing.assert_array_equal(jax.jit(linalg.argmax)(values), np.argmax(values, axis=1))
+
+
+@pytest.mark.parametrize("size", [1, 7, 70])
+def test_the_sum_of_the_smallest(size):
+    values = np.random.default_rng(size).standard_normal((2, size, 3, 5), np.float32)  # two runs side by side
+    count = np.array([[0], [size // 2], [size]])
+    expected = [np.sort(v, axis=0)[: count[k, 0], k].sum(0) for v in values for k in range(3)]
+    got = jax.vmap(lambda v: linalg.sum_of_smallest(list(v), count))(values)
+    np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 40, 41, 64, 65, 128, 150])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
     """Up to 40 slots, a median up to 64, by one fused network, above stage by stage."""

@@ -189,7 +189,7 @@ def mhamdi(
     """
     seen = seen_by_attackers(view)
     if norm == 2:
-        coordinate = jnp.argmax(_sigma(seen), axis=1)
+        coordinate = linalg.argmax(_sigma(seen))
         direction = jax.nn.one_hot(coordinate, view.own.shape[1])
         along = seen.honest[:, coordinate].T  # [f, n_b]: E . x_j
         square = jnp.ones((view.byzantine, 1))

@@ -113,6 +113,19 @@ def ranks(values: Array) -> Array:
     return jnp.argsort(jnp.argsort(values, axis=1, stable=True), axis=1)
 
 
+def argmax(values: Array) -> Array:
+    """[n] where each row of [n, d] is largest: as jnp.argmax, which on the CPU is slow over long rows.
+
+    The first window that holds the largest value, then the place in it.
+    """
+    size = min(values.shape[1], 64)
+    pad = -values.shape[1] % size
+    tops = lax.reduce_window(values, -jnp.inf, lax.max, (1, size), (1, size), ((0, 0), (0, pad)))
+    start = jnp.minimum(jnp.argmax(tops, axis=1) * size, values.shape[1] - size)
+    window = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, size))(values, start)
+    return start + jnp.argmax(window, axis=1)
+
+
 def _centred(products: Callable, inbox: Inbox):
     """products(own, sent), sums over coordinates, of rows centred at the receivers' mean.
 
@@ -146,7 +159,7 @@ def centre_of(x: Array) -> Array:
 
 def _usual(x: Array) -> Array:
     """[n] which rows are at most twice as long as the median one: a single one at 1e9 would be the mean."""
-    squares = _squares(x)
+    squares = jnp.sum(jnp.square(x), axis=1)
     finite = jnp.isfinite(squares)
     median = jnp.sort(jnp.where(finite, squares, jnp.inf))[(len(x) - 1) // 2]
     return finite & (squares <= 4 * median)
@@ -225,6 +238,17 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     return _per_receiver(one, inbox, chosen, keep, middle, reach)
 
 
+def sum_of_smallest(values: list[Array], count: Array) -> Array:
+    """The sum of the `count` smallest of the arrays, elementwise."""
+
+    def total(sort, count, *values):
+        return sum(jnp.where(k < count, value, 0) for k, value in enumerate(sort(values)))
+
+    on_cpu = jax.custom_batching.sequential_vmap(functools.partial(total, _sort_as_integers))
+    default = functools.partial(total, sort_arrays)
+    return lax.platform_dependent(count, *values, cpu=on_cpu, default=default)
+
+
 def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
     """Half of the empty slots sort below all, half above, so that the middle has a fixed rank."""
     if len(values) % 2:
@@ -279,7 +303,7 @@ def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Arr
 
 
 def _sorted_by_stages(values: Array) -> Array:
-    """[K, d] sorted along K: comparators that do not touch each other are one stage, one pass."""
+    """[K, ...] sorted along K: comparators that do not touch each other are one stage, one pass."""
     size = len(values)
     depth, stages = [0] * size, []
     for i, j in _batcher(size):
@@ -291,7 +315,7 @@ def _sorted_by_stages(values: Array) -> Array:
         partner[[i, j]], side[[i, j]] = (j, i), (-1, 1)
 
     def run(values, stage):
-        partner, side = stage[0], stage[1][:, None]
+        partner, side = stage[0], stage[1].reshape(-1, *(1 for _ in values.shape[1:]))
         other = values[partner]
         ends = jnp.where(side < 0, jnp.minimum(values, other), jnp.maximum(values, other))
         return jnp.where(side == 0, values, ends), None

@@ -108,8 +108,7 @@ def krum_chooses(view: View, seen: Seen, distances: Quadratics) -> Callable[[Arr
         # A distance is gamma^2 |E|^2 + rest. The first part is common to all and, at a large gamma, hides
         # the rest in float32, so the two scores are compared part by part, and so is what grows with gamma.
         rest = jnp.where(honest[None], base + 2 * gamma[:, None, None] * slope, big)
-        nearest = linalg.sort_arrays([rest[:, :, k, None, None] for k in range(view.benign_slots)])
-        rest_v = sum(jnp.where(k < to_v, v, 0) for k, v in enumerate(nearest))
+        rest_v = linalg.sum_of_smallest([rest[:, :, k, None, None] for k in range(view.benign_slots)], to_v)
         lead = (jnp.square(gamma)[:, None] * distances.square)[:, :, None, None]
         excess = lead * (to_v - of_z) + (rest_v - of_z * rest[:, :, :, None] - prefix)
         wins = jnp.all((excess < 0) | ~honest[None, :, :, None], axis=(2, 3))  # [f, n_b]
