@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,15 +50,23 @@ def test_contract(spec):
     check_attack(spec, plain, graphs=3 if attack.part.name == "mhamdi" else 10)  # plain search is slow
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def send(attack, key, scene, benign, byzantine):
+    return attack(key, view_of(scene, benign, byzantine, rules.parse("ubar")))
+
+
 def scene_for(spec, seed):
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
-    view = view_of(*random_scene(seed, attack, deployed), deployed)
-    return view, np.asarray(attack(jax.random.key(seed), view), float)
+    scene = random_scene(seed, attack, deployed)
+    sent = send(attack, jax.random.key(seed), *scene)
+    return view_of(*scene, deployed), np.asarray(sent, float)
 
 
-@pytest.mark.parametrize("spec", ["mhamdi", "mhamdi(norm=inf)"])
-def test_the_searched_gamma_is_maximal(spec):
+@pytest.mark.parametrize("norm", ["2", "inf"])
+@pytest.mark.parametrize("surrogate", ["krum", "deployed"])
+def test_the_searched_gamma_is_maximal(norm, surrogate):
     """gamma goes unnoticed, gamma * 1.01 does not; 0 and the cap aside."""
+    spec, takes = f"mhamdi(norm={norm}, surrogate={surrogate})", getattr(reference, f"{surrogate}_takes")
     searched = 0
     for seed in range(6):
         view, sent = scene_for(spec, seed)
@@ -68,8 +77,8 @@ def test_the_searched_gamma_is_maximal(spec):
             if not 1e-4 < gamma < 0.99e6:
                 continue
             searched += 1
-            assert reference.krum_takes(view, a, seen.mean(0) + 0.999 * step), (seed, a)
-            assert not reference.krum_takes(view, a, seen.mean(0) + 1.01 * step), (seed, a)
+            assert takes(view, a, seen.mean(0) + 0.999 * step), (seed, a)
+            assert not takes(view, a, seen.mean(0) + 1.01 * step), (seed, a)
     assert searched > 10
 
 
@@ -77,7 +86,6 @@ def test_the_searched_gamma_is_maximal(spec):
 def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
     """Krum knows no scale: models a thousand times closer give a thousandth of the gammas, or the cap."""
     attack, deployed = attacks.parse(f"mhamdi(norm={norm})"), rules.parse("ubar")
-    send = jax.jit(lambda scene: attack(jax.random.key(0), view_of(scene, benign, byzantine, deployed)))
     bounded = unbounded = 0
     for seed in range(6):
         scene, benign, byzantine = random_scene(seed, attack, deployed)
@@ -86,7 +94,8 @@ def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
             close = scene._replace(own=scene.own * np.float32(spread))
             view = view_of(close, benign, byzantine, deployed)
             means = np.stack([reference._seen(view, a)[0].mean(0) for a in range(byzantine)])
-            found.append(np.abs(np.asarray(send(close), float) - means).max(1))
+            sent = np.asarray(send(attack, jax.random.key(0), close, benign, byzantine), float)
+            found.append(np.abs(sent - means).max(1))
         for wide, small in zip(*found, strict=True):
             if wide > 0.99e6:
                 unbounded += 1

@@ -7,6 +7,7 @@ A reference sees one node at a time, as plain NumPy in float64: `reference(node,
 fields of `Node`, returning (vector [d], accepted message numbers or None).
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+from jax import Array
 
 from ubar_jax import topology
 from ubar_jax.attacks import attacks, tailored_since
@@ -248,14 +250,16 @@ def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, i
     return scene, case.benign, len(case.sent) - case.benign
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))  # a plain search calls it hundreds of times
+def _mix(deployed: Spec, benign: int, scene: Scene, sent: Array) -> tuple[Array, dict[str, Array]]:
+    inbox = inbox_of(scene.own[:benign], sent, scene.graph, scene.targets, scene.count)
+    return aggregate(deployed, inbox)
+
+
 def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
     """The scene as an attack is given it."""
     scene = jax.tree.map(jnp.asarray, scene)
-
-    def mix(sent):
-        inbox = inbox_of(scene.own[:benign], sent, scene.graph, scene.targets, scene.count)
-        return aggregate(deployed, inbox)
-
+    mix = functools.partial(_mix, deployed, benign, scene)
     benign_slots = benign  # of any graph, so that an attack is compiled once
     return View(scene.own, scene.update, scene.graph, benign, byzantine, benign_slots, scene.t, mix)
 
