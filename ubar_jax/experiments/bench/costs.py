@@ -25,22 +25,19 @@ SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"),
 
 
 def attack_costs(repeats: int) -> dict[str, Any]:
-    """Every attack at its defaults, 30 benign and 30 Byzantine nodes, next to a training step of 30 nodes.
+    """Every attack at its defaults, 30 benign and 30 Byzantine nodes, in turns with a training step of 30.
 
     As in a run, some rounds are one program, in which the models move. What it takes when the attackers send
     their own models is not counted.
     """
     scene = scenes.make_scene("mlp", NODES, BATCH, byzantine=NODES)
     mix, count = scenes.aggregator(scene, "ubar", NODES)
-    rows = {}
     print(f"\nattacks: CPU seconds a round, {NODES} + {NODES} nodes, d = {scene.own.shape[1]:,}, one core")
+    print(f"{'':22}{'seconds':>10}{f'of a training step, batch {BATCH}':>35}{64:>8}")
+    steps = []
     for batch in (BATCH, 64):
-        benign = scene._replace(
-            own=scene.own[:NODES], batch=tuple(leaf[:NODES, :batch] for leaf in scene.batch)
-        )
-        (taken,) = seconds([ready(*scenes.training(benign))], repeats)
-        rows[f"training, batch {batch}"] = taken
-        print(f"{f'training, batch {batch}':22}{taken:10.4f}")
+        batches = tuple(leaf[:NODES, :batch] for leaf in scene.batch)
+        steps.append(ready(*scenes.training(scene._replace(own=scene.own[:NODES], batch=batches))))
     network = topology.erdos_renyi(0, (NODES, NODES), CONNECTION)
     benign_slots = topology.benign_slots(topology.to_arrays(network), NODES)
 
@@ -59,16 +56,24 @@ def attack_costs(repeats: int) -> dict[str, Any]:
         return play
 
     idle = ready(rounds(lambda key, view: view.own[NODES:]), (scene[:4], count, {}))
+    rows, of_a_step = {}, {}
     for name in attacks.parts:
         attack = attacks.parse(name)
         setup, numbers = attack.part.traits["setup"], {}
         if setup:
             numbers, _ = setup(network, NODES, NODES, 1000, rules.parse("ubar"), **attack.of(setup))
-        both = [idle, ready(rounds(attack), (scene[:4], count, numbers))]
-        without, taken = seconds(both, repeats)
+        attacked = ready(rounds(attack), (scene[:4], count, numbers))
+        *training, without, taken = seconds([*steps, idle, attacked], repeats)
         rows[name] = (taken - without) / ROUNDS
-        print(f"{name:22}{rows[name]:10.4f}", flush=True)
-    return {"deployed": "ubar", "rounds": ROUNDS, "seconds": rows}
+        of_a_step[name] = [rows[name] / step for step in training]
+        print(f"{name:22}{rows[name]:10.4f}{of_a_step[name][0]:35.2f}{of_a_step[name][1]:8.2f}", flush=True)
+    return {
+        "deployed": "ubar",
+        "rounds": ROUNDS,
+        "batches": (BATCH, 64),
+        "seconds": rows,
+        "of_a_training_step": of_a_step,
+    }
 
 
 def sweep_speed() -> dict[str, Any]:
