@@ -290,9 +290,10 @@ def deployed_takes(view, attacker, vector):
     sender, votes, receivers = view.benign + attacker, 0, 0
     for i in range(view.benign):
         ids, mask = np.asarray(view.graph.neighbours[i]), np.asarray(view.graph.mask[i])
-        heard = mask & (ids == sender)
-        receivers += heard.any()
-        votes += (heard & selected[i]).any()
+        if not (mask & (ids == sender)).any():
+            continue
+        receivers += 1
+        votes += (mask & selected[i] & (ids >= view.benign)).any()
     return 2 * votes > receivers
 
 

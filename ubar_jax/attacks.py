@@ -32,6 +32,7 @@ from ubar_jax.unnoticed import (
     honest_distances,
     krum_chooses,
     largest,
+    living,
     quadratics,
     seen_by_attackers,
 )
@@ -126,7 +127,8 @@ def most_damaging(view: View, seen: Seen, direction: Array) -> Array:
 
     def damage(gamma):
         mixed, _ = view.deployed(jnp.concatenate([view.own[: view.benign], message(gamma)]))
-        return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(mixed[: view.benign] - wanted), axis=1)))
+        moved = living(view, mixed[: view.benign] - wanted)
+        return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(moved), axis=1)))
 
     def evaluate(_, state):
         best, most, step, growing = state
@@ -184,8 +186,9 @@ def mhamdi(
     E is the seen coordinate of largest spread (norm 2), or all ones (inf). Unnoticed: chosen by Krum, or
     by the deployed rule if that selects, at a majority of the attacker's benign receivers, all Byzantine
     neighbours there assumed to send the same; gamma 0 if it never is. "deployed" runs that rule once for
-    every attacker at each step of the search, about 20 of them. Knows its neighbours' messages and what its
-    receivers hear from honest nodes; for "deployed" the rule, and the batches on which it evaluates messages.
+    every attacker at each step of the search, about 20 of them. Knows its neighbours' messages, what its
+    receivers hear from honest nodes and how many Byzantine neighbours they have; for "deployed" the rule, and
+    the batches on which it evaluates messages.
     """
     seen = seen_by_attackers(view)
     if norm == 2:
@@ -215,8 +218,9 @@ def _deployed_chooses(view: View, seen: Seen, direction: Array):
         vector = (seen.centre[0] + mean + gamma * direction)[None]
         everyone = jnp.concatenate([honest, jnp.repeat(vector, view.byzantine, axis=0)])
         selected = view.deployed(everyone)[1]["selected"][: view.benign]
-        heard = mask & (ids == view.benign + attacker)
-        return 2 * jnp.sum(heard & selected) > jnp.sum(heard)
+        receives = jnp.any(mask & (ids == view.benign + attacker), axis=1)
+        taken = jnp.any(mask & (ids >= view.benign) & selected, axis=1)  # whoever of them sent it
+        return 2 * jnp.sum(receives & taken) > jnp.sum(receives)
 
     def chosen(gamma):
         rows = (jnp.arange(view.byzantine), seen.mean, direction, gamma)
@@ -290,16 +294,18 @@ def min_sum(key: Array, view: View, direction: DIRECTION = "std") -> Array:
 
 def _moves(view: View, seen: Seen) -> Array:
     """[f, d] sign of the mean update that the seen nodes are about to take."""
-    return jnp.sign(average_of(seen.adjacent, seen.count, view.update[: view.benign]))
+    update = living(view, view.update[: view.benign])
+    return jnp.sign(average_of(seen.adjacent, seen.count, update))
 
 
 @attacks.register
 def fang_krum(key: Array, view: View) -> Array:
     """mu - lambda s against Krum, s the sign of the seen nodes' mean update; lambda halved until chosen.
 
-    Starts from where the vector is as far from mu as the farthest seen one plus the widest seen pair, and
-    gives up (lambda 0) after 40 halvings. Knows its neighbours' messages, the updates they are about to take
-    and what its receivers hear from honest nodes.
+    Chosen as for mhamdi: all Byzantine neighbours of a receiver are assumed to send the same. Starts from
+    where the vector is as far from mu as the farthest seen one plus the widest seen pair, and gives up
+    (lambda 0) after 40 halvings. Knows its neighbours' messages, the updates they are about to take, what its
+    receivers hear from honest nodes and how many Byzantine neighbours they have.
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)

@@ -21,10 +21,15 @@ def drop_bad(inbox: Inbox) -> Inbox:
 
     Their slots are masked off and their rows zeroed: 0 * NaN would poison a weighted sum.
     """
-    good = jnp.isfinite(_squares(inbox.sent))
+    good = usable(inbox.sent)
     sent = jnp.where(good[:, None], inbox.sent, 0)
     mask = inbox.graph.mask & good[inbox.rows]
     return inbox._replace(sent=sent, graph=inbox.graph._replace(mask=mask))
+
+
+def usable(x: Array) -> Array:
+    """[n] which rows are finite and have a squared norm in the range of float32."""
+    return jnp.isfinite(_squares(x))
 
 
 def own_distances(inbox: Inbox) -> Array:
@@ -239,7 +244,7 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
 
 
 def sum_of_smallest(values: list[Array], count: Array) -> Array:
-    """The sum of the `count` smallest of the arrays, elementwise."""
+    """The sum of the `count` smallest of the float32 arrays, elementwise."""
 
     def total(sort, count, *values):
         return sum(jnp.where(k < count, value, 0) for k, value in enumerate(sort(values)))
@@ -315,7 +320,7 @@ def _sorted_by_stages(values: Array) -> Array:
         partner[[i, j]], side[[i, j]] = (j, i), (-1, 1)
 
     def run(values, stage):
-        partner, side = stage[0], stage[1].reshape(-1, *(1 for _ in values.shape[1:]))
+        partner, side = stage[0], stage[1].reshape(-1, *[1] * (values.ndim - 1))
         other = values[partner]
         ends = jnp.where(side < 0, jnp.minimum(values, other), jnp.maximum(values, other))
         return jnp.where(side == 0, values, ends), None

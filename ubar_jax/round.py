@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from ubar_jax import nn
+from ubar_jax import linalg, nn
 from ubar_jax.attacks import tailored_since
 from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.rules import aggregate
@@ -69,7 +69,8 @@ def make_round(
             slots = Graph(*(a[:, :benign_slots] for a in heard))
             known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
             deployed = functools.partial(mix, known=known)
-            view = View(own, update, graph, benign, byzantine, benign_slots, state.t, deployed)
+            watched = without_lost(graph, own[:benign])
+            view = View(own, update, watched, benign, byzantine, benign_slots, state.t, deployed)
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
@@ -80,6 +81,16 @@ def make_round(
         return state, observe(info, loss, new, heard, benign)
 
     return step
+
+
+def without_lost(graph: Graph, honest: Array) -> Graph:
+    """The graph without benign nodes whose model [n_b, d] no defence would take: not finite, or too large.
+
+    One lost model would otherwise make all means, and so all attacks on the others, NaN.
+    """
+    ids, mask = graph
+    alive = jnp.concatenate([linalg.usable(honest), jnp.ones(len(mask) - len(honest), bool)])
+    return Graph(ids, mask & alive[ids] & alive[:, None])
 
 
 def losses_on(

@@ -10,6 +10,7 @@ from ubar_jax import linalg
 from ubar_jax.attacks import attacks, tailored_since
 from ubar_jax.registry import ConfigError, Number
 from ubar_jax.types import View
+from ubar_jax.unnoticed import living
 
 
 def _metropolis(view: View) -> tuple[Array, Array]:
@@ -28,7 +29,7 @@ def _weighted_honest(view: View, weights: Array) -> Array:
     )
     rows = jnp.arange(view.benign)[:, None]
     matrix = jnp.zeros((view.benign, view.benign)).at[rows, ids].add(weights)
-    return jnp.matmul(matrix, view.own[: view.benign], precision=linalg.HIGHEST)
+    return jnp.matmul(matrix, living(view, view.own[: view.benign]), precision=linalg.HIGHEST)
 
 
 @attacks.register(tailored=True)
@@ -120,7 +121,7 @@ def theorem1(
     """The paper's Theorem 1: the first Byzantine node moves a target by `size` in every coordinate.
 
     Once, in round `start`, it adds size times the product of |N_s| + 1 over the shortest path to the
-    target; otherwise it is honest, and so are the other Byzantine nodes. Knows the graph.
+    target; otherwise it is honest, and so are the other Byzantine nodes. Knows the graph and its own model.
     """
     honest = view.own[view.benign :]
     shift = jnp.where(view.t == start, size * gain, 0)

@@ -20,6 +20,7 @@ from jax import Array
 from ubar_jax import topology
 from ubar_jax.attacks import attacks, tailored_since
 from ubar_jax.registry import Spec
+from ubar_jax.round import without_lost
 from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.types import Graph, Inbox, View
 
@@ -261,7 +262,8 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
     scene = jax.tree.map(jnp.asarray, scene)
     mix = functools.partial(_mix, deployed, benign, scene)
     benign_slots = benign  # of any graph, so that an attack is compiled once
-    return View(scene.own, scene.update, scene.graph, benign, byzantine, benign_slots, scene.t, mix)
+    graph = without_lost(scene.graph, scene.own[:benign])
+    return View(scene.own, scene.update, graph, benign, byzantine, benign_slots, scene.t, mix)
 
 
 def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10) -> None:

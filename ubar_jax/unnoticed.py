@@ -33,11 +33,15 @@ def seen_by_attackers(view: View) -> Seen:
     rows = jnp.arange(view.byzantine)[:, None]
     seen = mask & (ids < view.benign)
     adjacent = jnp.zeros((view.byzantine, view.benign), bool).at[rows, jnp.where(seen, ids, 0)].max(seen)
-    honest = view.own[: view.benign]
-    centre = linalg.centre_of(honest)
-    honest = honest - centre
+    centre = linalg.centre_of(view.own[: view.benign])
+    honest = living(view, view.own[: view.benign] - centre)
     count = jnp.maximum(jnp.sum(adjacent, axis=1, keepdims=True), 1)
     return Seen(adjacent, count, centre, honest, average_of(adjacent, count, honest))
+
+
+def living(view: View, vectors: Array) -> Array:
+    """[n_b, d] the benign nodes' vectors, 0 for those who have left the view's graph: 0 * NaN is NaN."""
+    return jnp.where(jnp.any(view.graph.mask[: view.benign], axis=1, keepdims=True), vectors, 0)
 
 
 def average_of(adjacent: Array, count: Array, vectors: Array) -> Array:
