@@ -374,6 +374,7 @@ def test_mhamdi_by_the_deployed_rule_needs_one_that_selects():
         ("sleeper(sleeper)", "sleeper cannot wake up as 'sleeper'"),
         ("gaussian(std=1e39)", r"std=1e\+39 is out of the range of float32"),
         ("gaussian(std=1e-60)", "std=1e-60 is out of the range of float32"),
+        ("sleeper(alie(z=-1e39))", r"z=-1e\+39 is out of the range of float32"),
         ("theorem1(size=3e38)", "too large for float32; take a smaller size"),
         ("sleeper(theorem1(target=10))", "only the benign nodes 0 to 9"),
     ],

@@ -54,6 +54,14 @@ def tailored_since(attack: Spec) -> int | None:
     return 0 if tailored else None
 
 
+def check_range(attack: Spec, numbers: dict) -> None:
+    """Refuses numbers of an attack that float32 does not have."""
+    least, most = (float(getattr(jnp.finfo(jnp.float32), end)) for end in ("tiny", "max"))
+    for name, value in numbers.items():
+        if isinstance(value, float) and value and not least <= abs(value) <= most:
+            raise ConfigError(f"{attack}: {name}={value:g} is out of the range of float32, 1.2e-38 to 3.4e38")
+
+
 @attacks.register
 def none(key: Array, view: View) -> Array:
     """No Byzantine nodes at all, whatever the ratio: the attack-free baseline."""

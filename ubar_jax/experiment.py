@@ -10,7 +10,7 @@ import numpy as np
 
 from ubar_jax import data as data_module
 from ubar_jax import topology
-from ubar_jax.attacks import attacks
+from ubar_jax.attacks import attacks, check_range
 from ubar_jax.config import Config, canonical
 from ubar_jax.models import make_task, models
 from ubar_jax.registry import ConfigError, Spec
@@ -109,10 +109,7 @@ def prepare(config: Config) -> Experiment:
         numbers, said = setup(network, benign, byzantine, config.rounds, rule, **attack.of(setup))
         strengths |= numbers
         notices += said
-    least, most = (float(getattr(np.finfo(np.float32), end)) for end in ("tiny", "max"))
-    for name, value in strengths.items():
-        if value and not least <= abs(value) <= most:
-            raise ConfigError(f"{attack}: {name}={value:g} is out of the range of float32, 1.2e-38 to 3.4e38")
+    check_range(attack, strengths)
     chunk = min(config.eval_every, config.rounds)
     learner = Learner(
         model=config.model,

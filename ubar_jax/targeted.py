@@ -7,7 +7,7 @@ import networkx as nx
 from jax import Array
 
 from ubar_jax import linalg
-from ubar_jax.attacks import attacks, tailored_since
+from ubar_jax.attacks import attacks, check_range, tailored_since
 from ubar_jax.registry import ConfigError, Number
 from ubar_jax.types import View
 from ubar_jax.unnoticed import living
@@ -60,6 +60,7 @@ def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start:
     inner = attacks.parse(attack) if isinstance(attack, str) else None
     if inner is None or inner.part.name in ("none", "sleeper"):
         raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
+    check_range(inner, dict(inner.arguments))
     numbers, notices = {}, []
     if setup := inner.part.traits["setup"]:
         numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))

@@ -270,8 +270,8 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
     """Asserts the contract of a registered attack.
 
     One vector per Byzantine node (a tailored attack: per benign node); equal to `reference(key, view,
-    **arguments)`, which sees the same View; the same for the same key, jitted and not; compiled once for
-    all strengths.
+    **arguments)`, which sees the same View; the same for the same key, jitted and not (but for the deployed
+    rule); compiled once for all strengths.
     """
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}

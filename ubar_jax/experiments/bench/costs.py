@@ -27,8 +27,8 @@ SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"),
 def attack_costs(repeats: int) -> dict[str, Any]:
     """Every attack at its defaults, 30 benign and 30 Byzantine nodes, in turns with a training step of 30.
 
-    As in a run, some rounds are one program, in which the models move. What it takes when the attackers send
-    their own models is not counted.
+    As in a run, some rounds, or steps, are one program, in which the models move. What it takes when the
+    attackers send their own models is not counted.
     """
     scene = scenes.make_scene("mlp", NODES, BATCH, byzantine=NODES)
     mix, count = scenes.aggregator(scene, "ubar", NODES)
@@ -37,7 +37,7 @@ def attack_costs(repeats: int) -> dict[str, Any]:
     steps = []
     for batch in (BATCH, 64):
         batches = tuple(leaf[:NODES, :batch] for leaf in scene.batch)
-        steps.append(ready(*scenes.training(scene._replace(own=scene.own[:NODES], batch=batches))))
+        steps.append(ready(*scenes.several_steps(scene._replace(own=scene.own[:NODES], batch=batches))))
     network = topology.erdos_renyi(0, (NODES, NODES), CONNECTION)
     benign_slots = topology.benign_slots(topology.to_arrays(network), NODES)
 
@@ -65,7 +65,7 @@ def attack_costs(repeats: int) -> dict[str, Any]:
         attacked = ready(rounds(attack), (scene[:4], count, numbers))
         *training, without, taken = seconds([*steps, idle, attacked], repeats)
         rows[name] = (taken - without) / ROUNDS
-        of_a_step[name] = [rows[name] / step for step in training]
+        of_a_step[name] = [(taken - without) / step for step in training]
         print(f"{name:22}{rows[name]:10.4f}{of_a_step[name][0]:35.2f}{of_a_step[name][1]:8.2f}", flush=True)
     return {
         "deployed": "ubar",

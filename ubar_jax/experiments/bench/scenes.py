@@ -92,6 +92,16 @@ def training(scene: Scene) -> Work:
     return lambda params, batch: nn.each(gradient, params, *batch), (params, scene.batch)
 
 
+def several_steps(scene: Scene) -> Work:
+    """ROUNDS of SGD in one program."""
+    gradient, arguments = training(scene)
+
+    def step(params, batch):
+        return jax.tree.map(lambda p, g: p - RATE * g, params, gradient(params, batch)[1])
+
+    return lambda params, batch: jax.lax.fori_loop(0, ROUNDS, lambda _, p: step(p, batch), params), arguments
+
+
 def aggregation(scene: Scene, name: str) -> Work:
     """What every node mixes in: [n, d]."""
     mix, count = aggregator(scene, name, len(scene.own))
