@@ -119,7 +119,7 @@ def ranks(values: Array) -> Array:
 
 
 def argmax(values: Array) -> Array:
-    """[n] where each row of [n, d] is largest: as jnp.argmax, which on the CPU is slow over long rows.
+    """[n] where each row of [n, d], without NaN, is largest; jnp.argmax is slow over long rows on the CPU.
 
     The first window that holds the largest value, then the place in it.
     """
