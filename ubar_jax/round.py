@@ -69,7 +69,7 @@ def make_round(
             slots = Graph(*(a[:, :benign_slots] for a in heard))
             known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
             deployed = functools.partial(mix, known=known)
-            watched = without_lost(graph, own[:benign])
+            watched = without_lost(graph, own[:benign], rule)
             view = View(own, update, watched, benign, byzantine, benign_slots, state.t, deployed)
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
 
@@ -83,13 +83,15 @@ def make_round(
     return step
 
 
-def without_lost(graph: Graph, honest: Array) -> Graph:
-    """The graph without benign nodes whose model [n_b, d] no defence would take: not finite, or too large.
+def without_lost(graph: Graph, honest: Array, rule: Spec) -> Graph:
+    """The graph without benign nodes whose model [n_b, d] is not finite, or too large for a rule that defends.
 
     One lost model would otherwise make all means, and so all attacks on the others, NaN.
     """
     ids, mask = graph
-    alive = jnp.concatenate([linalg.usable(honest), jnp.ones(len(mask) - len(honest), bool)])
+    defends = rule.part.traits["defends"]
+    alive = linalg.usable(honest) if defends else jnp.all(jnp.isfinite(honest), axis=1)
+    alive = jnp.concatenate([alive, jnp.ones(len(mask) - len(honest), bool)])
     return Graph(ids, mask & alive[ids] & alive[:, None])
 
 

@@ -262,7 +262,7 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
     scene = jax.tree.map(jnp.asarray, scene)
     mix = functools.partial(_mix, deployed, benign, scene)
     benign_slots = benign  # of any graph, so that an attack is compiled once
-    graph = without_lost(scene.graph, scene.own[:benign])
+    graph = without_lost(scene.graph, scene.own[:benign], deployed)
     return View(scene.own, scene.update, graph, benign, byzantine, benign_slots, scene.t, mix)
 
 

@@ -77,7 +77,7 @@ class View(NamedTuple):
 
     own: Array  # [n, d] (or [n_b, d] where the attack does not train): models at the round's start
     update: Array  # like own: the step each node is about to add, -lambda * direction
-    graph: Graph  # [n, K], without benign nodes whose model is lost (not finite, or its square overflows)
+    graph: Graph  # [n, K], without benign nodes whose model is lost (round.without_lost)
     benign: int  # n_b (static)
     byzantine: int  # f (static)
     benign_slots: int  # H: all benign neighbours of any node are in its first H slots (static)
