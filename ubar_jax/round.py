@@ -84,7 +84,7 @@ def make_round(
 
 
 def without_lost(graph: Graph, honest: Array, rule: Spec) -> Graph:
-    """The graph without benign nodes whose model [n_b, d] is not finite, or too large for a rule that defends.
+    """The graph without benign nodes whose model [n_b, d] is not finite or, if the rule defends, too large.
 
     One lost model would otherwise make all means, and so all attacks on the others, NaN.
     """
