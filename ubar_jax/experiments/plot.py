@@ -247,7 +247,7 @@ def node_accuracy(runs: Sequence[Run]) -> Figure:
 def run_words(run: Run) -> str:
     """A run as the title of a panel, two lines."""
     rule, attack = (short(name, getattr(run.config, name)) for name in ("rule", "attack"))
-    return f"{rule}, seed {run.config.seed}\n{attack}, ratio {run.config.byzantine_ratio:g}"
+    return f"{rule}, ratio {run.config.byzantine_ratio:g}, seed {run.config.seed}\n{attack}"
 
 
 def time_table(runs: Sequence[Run]) -> pd.DataFrame:
