@@ -13,7 +13,7 @@ from ubar_jax.attacks import alie_z, attacks, tailored_since
 from ubar_jax.compilation import compiled_chunk, initial_state
 from ubar_jax.experiment import prepare
 from ubar_jax.registry import ConfigError
-from ubar_jax.round import ravel
+from ubar_jax.round import ravel, without_lost
 from ubar_jax.rules import rules
 from ubar_jax.testing import check_attack, random_scene, view_of
 from ubar_jax.types import Graph, View
@@ -150,6 +150,15 @@ def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     if not ("deployed" in spec or "optimised" in spec):  # the deployed rule still hears the lost node
         np.testing.assert_allclose(*told, rtol=1e-3, atol=1e-4)
     assert spec == "nonfinite" or np.isfinite(told[0]).all()
+
+
+@pytest.mark.parametrize(("rule", "lost"), [("average", [3, 4]), ("ubar", [2, 3, 4])])
+def test_a_model_is_too_large_only_for_a_rule_that_defends(rule, lost):
+    honest = np.zeros((5, 4), np.float32)
+    honest[1:] = np.array([[1e10], [1e30], [np.inf], [np.nan]])
+    neighbours = np.array([[j for j in range(6) if j != i] for i in range(6)], np.int32)
+    ids, mask = without_lost(Graph(neighbours, np.ones_like(neighbours, bool)), honest, rules.parse(rule))
+    np.testing.assert_array_equal(mask, ~np.isin(ids, lost) & ~np.isin(np.arange(6), lost)[:, None])
 
 
 def test_the_largest_gamma_below_a_limit_is_found():

@@ -17,6 +17,7 @@ from ubar_jax.config import Config, canonical
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import ready, seconds
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, ROUNDS, TRAINING
+from ubar_jax.round import without_lost
 from ubar_jax.rules import rules
 from ubar_jax.sweeps import carry_out, make_plan
 from ubar_jax.types import View
@@ -47,7 +48,8 @@ def attack_costs(repeats: int) -> dict[str, Any]:
                 own, told = state
                 deployed = functools.partial(mix, (own, *arrays[1:]), count)
                 now = jnp.asarray(1000, jnp.int32)
-                view = View(own, -own, arrays[1], NODES, NODES, benign_slots, now, deployed)
+                graph = without_lost(arrays[1], own[:NODES], rules.parse("ubar"))
+                view = View(own, -own, graph, NODES, NODES, benign_slots, now, deployed)
                 return (0.999 * own, told + attack(key, view, **numbers)), None
 
             state = (arrays[0], jnp.zeros_like(arrays[0][NODES:]))
