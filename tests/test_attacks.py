@@ -12,7 +12,7 @@ from ubar_jax import Config, simulate
 from ubar_jax.attacks import alie_z, attacks, tailored_since
 from ubar_jax.compilation import compiled_chunk, initial_state
 from ubar_jax.experiment import prepare
-from ubar_jax.registry import ConfigError
+from ubar_jax.registry import ConfigError, Number
 from ubar_jax.round import ravel, without_lost
 from ubar_jax.rules import rules
 from ubar_jax.testing import check_attack, random_scene, view_of
@@ -251,6 +251,23 @@ def test_theorem_1_after_the_end_is_noticed():
     assert any("never strikes" in notice for notice in late.notices)
 
 
+def test_a_sleeper_passes_the_inner_arguments_on_to_the_poison():
+    def poison(labels, classes, t, shift):
+        return (labels + shift) % classes
+
+    @attacks.register(trains=True, poison=poison)
+    def shifted(key, view, shift: Number(0, integer=True) = 1):
+        """Trains on other labels. Knows nothing."""
+        return view.own[view.benign :]
+
+    sleeper = attacks.parse("sleeper(shifted(shift=3), start=2)")
+    outer = sleeper.part.traits["poison"]
+    for t, wanted in ((1, [0, 4]), (2, [3, 2])):
+        got = outer(jnp.array([0, 4]), 5, jnp.int32(t), **sleeper.of(outer))
+        np.testing.assert_array_equal(got, wanted)
+    del attacks.parts["shifted"]
+
+
 def test_a_sleeper_is_honest_until_it_wakes():
     base = Config(byzantine_ratio=0.3, batch_size=16, rounds=4, eval_every=1)
     awake = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=2)"))
@@ -379,11 +396,11 @@ def test_mhamdi_by_the_deployed_rule_needs_one_that_selects():
         ("mimic(node=10)", "only the benign nodes 0 to 9"),
         ("sleeper(gausian)", r"did you mean 'gaussian'\?"),
         ("sleeper(none)", "sleeper cannot wake up as 'none'"),
-        ("sleeper(5)", "sleeper cannot wake up as 5"),
+        ("sleeper(5)", "attack=5 is not allowed; attack is a word"),
         ("sleeper(sleeper)", "sleeper cannot wake up as 'sleeper'"),
-        ("gaussian(std=1e39)", r"std=1e\+39 is out of the range of float32"),
-        ("gaussian(std=1e-60)", "std=1e-60 is out of the range of float32"),
-        ("sleeper(alie(z=-1e39))", r"z=-1e\+39 is out of the range of float32"),
+        ("gaussian(std=1e39)", r"std=1e\+39 is not allowed; std is a number > 0 \(0, or from"),
+        ("gaussian(std=1e-60)", r"std=1e-60 is not allowed"),
+        ("sleeper(alie(z=-1e39))", r"z=-1e\+39 is not allowed"),
         ("theorem1(size=3e38)", "too large for float32; take a smaller size"),
         ("sleeper(theorem1(target=10))", "only the benign nodes 0 to 9"),
     ],

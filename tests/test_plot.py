@@ -151,13 +151,18 @@ def test_files_and_numbers(runs, tmp_path):
         height, width, _ = image.imread(folder / f"{stem}.png").shape
         assert min(height, width) > 200 and max(height, width) < 2500
     table = pd.read_csv(folder / "heat_map_byzantine_ratio_0.4.csv", index_col="rule")
-    assert list(table.index) == list(RULES) and list(table) == ["none", "gaussian(std=1.0)", "bit_flip"]
+    shown = ["none", "gaussian(std=1.0)", "bit_flip"]
+    ends = {f"{attack}, {end} seed": end for end in ("lowest", "highest") for attack in shown}
+    assert list(table.index) == list(RULES) and list(table) == [*shown, *ends]
     for rule in table.index:
-        for attack in table:
+        for attack in shown:
             own = [r for r in runs if (r.config.rule, r.config.attack) == (rule, attack)]
             own = [r for r in own if r.config.byzantine_ratio == (0.4 if attack != "none" else 0)]
             mean = np.mean([r.summary["worst"] for r in own])
             assert len(own) == 2 and table.loc[rule, attack] == pytest.approx(mean, abs=6e-5)
+            low, high = (table.loc[rule, f"{attack}, {end} seed"] for end in ("lowest", "highest"))
+            worst = sorted(r.summary["worst"] for r in own)
+            assert [low, high] == pytest.approx(worst, abs=6e-5)
     seconds = pd.read_csv(folder / "time_table.csv", index_col="rule")
     own = [r.summary["seconds"] for r in runs if r.config.rule == "dmedian"]
     assert seconds.loc["dmedian", "runs"] == len(own) == 10

@@ -1,6 +1,7 @@
 """The report, from hand-made runs."""
 
 import dataclasses
+import datetime
 import html.parser
 import json
 import re
@@ -35,9 +36,12 @@ def runs():
 
 
 def test_the_page_is_whole_and_self_contained(runs, tmp_path):
+    for run in runs[:2]:
+        run.summary["notices"] = [f"{runs[0].config.rule} was clipped"]
     folder = write_runs(runs, tmp_path / "out")
     command = "python -m ubar_jax.experiments.sweep --attack=none --rule='ubar(rho=0.4)'"
     noted = {"command": command, "versions": {"flax": "0.12.3"}, "device": "a device", "groups": 7}
+    noted["date"] = "2026-01-02"
     noted["seconds"] = {"total": 50.0, "compilation": 20.0}
     (folder / "sweep.json").write_text(json.dumps(noted))
     (folder / "0123456789ab").mkdir()
@@ -60,6 +64,11 @@ def test_the_page_is_whole_and_self_contained(runs, tmp_path):
     ):
         assert wanted in words, wanted
     assert "No whole message was accepted by dmedian" in words
+    assert f"Report of {datetime.date.today().isoformat()}." in words and "out, 2026-01-02" in words
+    assert (
+        "3 rules" not in words and "average, ubar(rho=0.4), dmedian under none, gaussian on digits" in words
+    )
+    assert "average was clipped" in words and str(tmp_path) not in text
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert len(images) == 6  # curves, two heat maps, networks, nodes, edges
     assert all(i["src"].startswith("data:image/png;base64,iVBOR") and i["alt"] for i in images)
@@ -68,7 +77,8 @@ def test_the_page_is_whole_and_self_contained(runs, tmp_path):
     assert [a["href"] for tag, a in page.tags if tag == "a"] == [f"#{name}" for name in ids]
     own = [r.summary for r in runs if (r.config.rule, r.config.byzantine_ratio) == ("dmedian", 0.4)]
     row = ["dmedian", "gaussian", "0.4", "2", f"{np.mean([s['worst'] for s in own]):.1%}"]
-    row += [f"{min(s['worst'] for s in own):.1%}", f"{np.mean([s['mean'] for s in own]):.1%}", "0"]
+    row += [f"{end(s['worst'] for s in own):.1%}" for end in (min, max)]
+    row += [f"{np.mean([s['mean'] for s in own]):.1%}", "0"]
     assert row in [re.findall("<td>(.*?)</td>", line) for line in text.split("<tr>")]
 
 

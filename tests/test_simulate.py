@@ -1,14 +1,26 @@
 import dataclasses
 import sys
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ubar_jax import Config, ConfigError, simulate
-from ubar_jax.compilation import compiled_chunk, initial_state, trace_chunk
+from ubar_jax import Config, ConfigError, data, simulate
+from ubar_jax.compilation import (
+    compiled_chunk,
+    compiled_evaluation,
+    initial_state,
+    statistics_of,
+    trace_chunk,
+)
 from ubar_jax.experiment import prepare
-from ubar_jax.models import Head, models
+from ubar_jax.metrics import make_evaluate
+from ubar_jax.models import make_task, models
+from ubar_jax.modules import Head
+from ubar_jax.round import normalise, ravel
+from ubar_jax.types import Data
 
 BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, eval_every=2)
 
@@ -83,11 +95,52 @@ def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
     assert set(np.unique(part.curves["accuracy"][0] * 50 % 1).round(4)) <= {0.0, 1.0}
 
 
-def test_accuracy_and_consensus_are_what_they_say():
-    from ubar_jax import data
-    from ubar_jax.models import make_task
-    from ubar_jax.round import normalise, ravel
+@pytest.mark.parametrize("size", [1, 499, 501, 750, 1001])
+def test_evaluation_of_any_number_of_examples(size):
+    """A forward pass takes at most 500; the last one may be padded."""
+    shape, rng = (3, 3, 1), np.random.default_rng(size)
+    task = make_task("mlp(hidden=2)", shape, 4)
+    x, y = rng.integers(0, 256, (size, *shape), np.uint8), rng.integers(0, 4, size).astype(np.int32)
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), jax.jit(task.init)(jax.random.key(0)))
+    scale = Data(None, None, None, np.float32([100]), np.float32([50]))
+    got = jax.jit(make_evaluate(task, 2))(params, scale, x, y)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    for i in range(2):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+        right = np.argmax(task.predict(one, normalise(scale, x)), 1) == y
+        assert float(got["accuracy"][i]) == pytest.approx(float(right.mean()), abs=1e-6)
+        assert float(got["loss"][i]) == pytest.approx(float(task.loss(one, normalise(scale, x), y)), rel=1e-5)
 
+
+def test_a_run_whose_test_set_is_not_a_multiple_of_the_forward_pass():
+    base = dataclasses.replace(BASE, dataset="synthetic(examples=3000, size=2)", attack="none", rounds=2)
+    assert simulate(base).curves["accuracy"].shape == (2, 10)
+    assert simulate(dataclasses.replace(base, eval_size=501)).curves["accuracy"].shape == (2, 10)
+
+
+def test_before_the_first_round_one_node_stands_for_all():
+    config = dataclasses.replace(BASE, topology="complete")
+    result, experiment = simulate(config), prepare(config)
+    state = initial_state(experiment.program, config.seed)
+    every = compiled_evaluation(experiment.program.learner, 10, experiment.program.trained, 360)
+    all_of_them = every.call(state.params, statistics_of(experiment.data), *experiment.test)
+    for name in ("accuracy", "loss"):
+        np.testing.assert_array_equal(result.curves[name][0], all_of_them[name])
+    assert result.curves["consensus"][0] == 0
+
+
+def test_a_long_compilation_is_announced(monkeypatch, capsys):
+    module = sys.modules["ubar_jax.simulate"]
+    compile_it = module.compiled_chunk
+    monkeypatch.setattr(module, "compiled_chunk", lambda *key: time.sleep(1.3) or compile_it(*key))
+    simulate(BASE)
+    assert capsys.readouterr().err == "compiling ubar under gaussian for 10 + 4 nodes ...\n"
+    monkeypatch.undo()
+    simulate(BASE)  # compiled in this process already
+    assert capsys.readouterr().err == ""
+
+
+def test_accuracy_and_consensus_are_what_they_say():
     result = simulate(BASE)
     experiment = prepare(BASE)
     digits = data.load("digits")

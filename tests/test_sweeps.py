@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ubar_jax import Config, ConfigError, checkpoints, results, rules, simulate, sweeps
+from ubar_jax import Config, ConfigError, checkpoints, progress, results, rules, simulate, sweeps
 from ubar_jax.compilation import compiled_chunk
 from ubar_jax.config import canonical
 from ubar_jax.experiment import prepare
@@ -135,8 +135,71 @@ def test_a_run_that_cannot_be_saved_takes_no_other_with_it(tmp_path, monkeypatch
 
     monkeypatch.setattr(results, "save", fails)
     outcome = sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path, width=5)
-    assert [c.seed for c, _ in outcome.failed] == [1]
+    assert list(outcome.failed) == [configs[1].digest()]
     assert {r.config.seed for r in results.load_runs(tmp_path)} == {0, 2}
+
+
+def test_configs_need_not_be_canonical(tmp_path):
+    given = dataclasses.replace(BASE, rule="ubar", rho=0.4, attack="gaussian(std=1)")
+    plan = sweeps.make_plan([given, canonical(given)[0]], tmp_path)
+    assert list(plan.configs.values()) == [canonical(given)[0]] and len(plan.left) == 1
+    none = dataclasses.replace(BASE, byzantine_ratio=0.0)
+    assert any("run as attack 'none'" in notice for notice in sweeps.make_plan([none], tmp_path).notices)
+
+
+def test_a_table_of_all_runs(tmp_path):
+    configs = varied(seed=[0, 1])
+    sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
+    table = pd.read_csv(results.write_table(tmp_path))
+    assert sorted(table.digest) == sorted(config.digest() for config in configs)
+    assert set(table.columns) > {"rule", "attack", "seed", "worst", "mean", "seconds"}
+    for row in table.itertuples():
+        summary = results.load_run(tmp_path / row.digest).summary
+        assert row.worst == pytest.approx(summary["worst"], rel=1e-5) and row.rule == "ubar(rho=0.4)"
+        assert row.seconds == pytest.approx(sum(summary["seconds"].values()), rel=1e-4)
+
+
+def test_a_line_every_so_often_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.2)
+    with progress.progress_bar(200) as bar:
+        bar.set_description("1/2 runs, ubar", refresh=False)
+        bar.update(50)
+        time.sleep(0.5)
+        bar.set_postfix(worst="91%")
+        time.sleep(0.25)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("1/2 runs, ubar: 50 of 200 rounds, 00:00 so far, about 00:0")
+    assert last.endswith("left, worst=91%")
+
+
+def test_a_damaged_entry_of_the_compilation_cache_is_written_anew(tmp_path):
+    """JAX itself would warn of it, compile, and leave it as it is, for ever."""
+    code = """
+import warnings
+import ubar_jax
+warnings.simplefilter("error")
+import jax
+from ubar_jax import compilation
+compilation.use_cache()
+with compilation.repaired_cache():
+    made = compilation._compile(lambda: jax.jit(lambda x: x + 1).trace(1.0))
+print(made.cached)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    command = [sys.executable, "-c", code]
+
+    def run_it():
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        return done.stdout.strip()
+
+    assert [run_it(), run_it()] == ["False", "True"]
+    (entry,) = tmp_path.glob("jit*-cache")
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:700])
+    assert [run_it(), run_it()] == ["False", "True"]
+    assert len(entry.read_bytes()) > 700
 
 
 def test_batches_are_of_equal_length_and_data():
@@ -218,7 +281,7 @@ def broken_rule():
 def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, broken_rule):
     configs = varied(rule=[broken_rule, "average", "ubar"])
     outcome = sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
-    assert [c.rule for c, _ in outcome.failed] == ["broken"]
+    assert list(outcome.failed) == [configs[0].digest()]
     failure = json.loads((tmp_path / configs[0].digest() / "failed.json").read_text())
     assert failure["error"] == "RuntimeError: this rule is broken" and failure["config"]["rule"] == "broken"
     assert len(results.load_runs(tmp_path)) == 2
@@ -233,7 +296,7 @@ def test_a_rule_that_asks_for_losses_must_say_how_many(tmp_path):
 
     rules.register(greedy)
     [config] = varied(rule=["greedy"])
-    [(_, error)] = sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path).failed
+    [error] = sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path).failed.values()
     del rules.parts["greedy"]
     assert "greedy asks for losses: register it with pairs=" in str(error)
 

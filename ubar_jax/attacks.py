@@ -19,7 +19,6 @@ from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 from jax import Array, lax
 
 from ubar_jax import linalg
@@ -56,10 +55,11 @@ def tailored_since(attack: Spec) -> int | None:
 
 def check_range(attack: Spec, numbers: dict) -> None:
     """Refuses numbers of an attack that float32 does not have."""
-    least, most = (float(getattr(jnp.finfo(jnp.float32), end)) for end in ("tiny", "max"))
     for name, value in numbers.items():
-        if isinstance(value, float) and value and not least <= abs(value) <= most:
-            raise ConfigError(f"{attack}: {name}={value:g} is out of the range of float32, 1.2e-38 to 3.4e38")
+        if isinstance(value, float) and not Number().accepts(value):
+            raise ConfigError(
+                f"{attack}: {name}={value:g} is not allowed; it is a number{Number().limits(value)}"
+            )
 
 
 @attacks.register
@@ -359,7 +359,7 @@ def fang_trimmed(key: Array, view: View) -> Array:
     return jnp.where(moves > 0, below, above)
 
 
-def _check_node(network: nx.Graph, benign: int, byzantine: int, rounds: int, rule: Spec, node: int):
+def _check_node(network, benign: int, byzantine: int, rounds: int, rule: Spec, node: int):
     if node >= benign:
         raise ConfigError(f"mimic(node={node}): there are only the benign nodes 0 to {benign - 1}")
     return {}, []

@@ -1,8 +1,13 @@
 """Compiled once: the programs of a run, ahead of time, and JAX's persistent cache of them."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,6 +23,8 @@ from ubar_jax.types import Data, Graph, Knobs, RoundState
 
 ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # what differs between runs of a program
 
+DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
+
 
 class Compiled(NamedTuple):
     """An executable, and where it came from."""
@@ -32,6 +39,45 @@ def use_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextlib.contextmanager
+def repaired_cache() -> Iterator[None]:
+    """Removes entries of the persistent cache that turn out to be damaged, so that they are written anew.
+
+    JAX does not write entries atomically: one that a kill cut short is there, cannot be read, and is never
+    replaced. JAX warns of it before it compiles, which is when the entry is removed.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=DAMAGED)
+        before = warnings.showwarning
+
+        def show(message, *args, **kwargs):
+            if found := re.match(DAMAGED, str(message)):
+                _remove_damaged(found[1])
+            else:
+                before(message, *args, **kwargs)
+
+        warnings.showwarning = show
+        yield
+
+
+def _remove_damaged(name: str) -> None:
+    """Removes the entries of a program's name that cannot be read; all of them if each seems whole."""
+    entries = sorted(Path(jax.config.jax_compilation_cache_dir).glob(f"{name}-*-cache"))
+    for entry in [entry for entry in entries if not _is_whole(entry)] or entries:
+        entry.unlink(missing_ok=True)
+
+
+def _is_whole(entry: Path) -> bool:
+    try:
+        with contextlib.suppress(ImportError):
+            import zstandard
+
+            return bool(zstandard.ZstdDecompressor().decompress(entry.read_bytes()))
+        return bool(zlib.decompress(entry.read_bytes()))
+    except Exception:  # of two libraries
+        return False
 
 
 def initial_state(program: Program, seed: int) -> RoundState:

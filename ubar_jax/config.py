@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from ubar_jax import data, models
 from ubar_jax.attacks import attacks
-from ubar_jax.registry import ConfigError, Number
+from ubar_jax.registry import ConfigError, Number, shown
 from ubar_jax.rules import rules
 from ubar_jax.schedules import optimizers, schedules
+from ubar_jax.sources import source_of
 from ubar_jax.topology import topologies
 
 
@@ -48,11 +50,47 @@ class Config:
         return round(self.nodes * ratio / (1 - ratio))
 
     def digest(self) -> str:
-        """The run's identity: a hash of its canonical form."""
-        fields = dataclasses.asdict(canonical(self)[0])
+        """The run's identity: a hash of its canonical form and of what `sources` gives."""
+        config = canonical(self)[0]
+        fields = dataclasses.asdict(config)
+        if own := sources(config):
+            fields["sources"] = [hashlib.sha256(text.encode()).hexdigest() for text in own]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def sources(config: Config) -> list[str]:
+    """The texts of the user's own parts and files that a canonical config uses; empty for most."""
+    texts = []
+    for name, registry in REGISTRIES.items():
+        text = getattr(config, name)
+        if registry is models.models and ":" in text:
+            texts.append(source_of(models.users_class(text)))
+        elif not (registry is data.datasets and data.is_tfds(text)):
+            texts += registry.sources(registry.parse(text))
+    network = topologies.parse(config.topology)
+    if reads := network.part.traits["reads"]:
+        texts.append(read_text(dict(network.arguments)[reads]))
+    return texts
+
+
+def read_text(path: str) -> str:
+    """The contents of a file that a setting names."""
+    try:
+        return Path(path).read_bytes().decode("latin-1")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"file {shown(path)} cannot be read ({error}); looked in {Path.cwd()}") from error
+
+
+REGISTRIES = {
+    "rule": rules,
+    "attack": attacks,
+    "topology": topologies,
+    "dataset": data.datasets,
+    "model": models.models,
+    "sharding": data.shardings,
+    "optimizer": optimizers,
+    "schedule": schedules,
+}
 RANGES = {
     "nodes": Number(2, integer=True),
     "byzantine_ratio": Number(0, 1, open_high=True),
@@ -77,9 +115,12 @@ def canonical(config: Config) -> tuple[Config, list[str]]:
     notices = []
     values = dataclasses.asdict(config)
     for name, allowed in RANGES.items():
-        if not allowed.accepts(values[name]):
-            raise ConfigError(f"{name}={values[name]!r} is not allowed; {name} is {allowed}")
-        values[name] = allowed.clean(values[name])
+        value = values[name]
+        if not allowed.accepts(value):
+            raise ConfigError(
+                f"{name}={shown(value)} is not allowed; {name} is {allowed}{allowed.limits(value)}"
+            )
+        values[name] = allowed.clean(value)
 
     def filled(name):
         return {name: values[name]} if values[name] is not None else {}

@@ -9,12 +9,13 @@ import functools
 import hashlib
 import os
 import re
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from ubar_jax.memory import check_fits, host_memory
 from ubar_jax.registry import ConfigError, Number, Registry, listed, nearest
 
 datasets = Registry("dataset", given=0)
@@ -52,6 +53,9 @@ def synthetic(
     noise: Number(0) = 64.0,
 ) -> Dataset:
     """A random image per class plus Gaussian noise: for tests; a fifth more examples test it."""
+    values = size * size * (25 * (examples + examples // 5) + 8 * classes)  # bytes, three float64 each
+    advice = "take fewer or smaller images"
+    check_fits(f"synthetic(examples={examples}, size={size})", {"images": values}, host_memory(), advice)
     rng = np.random.default_rng(0)
     centres = rng.uniform(64, 192, (classes, size, size, 1))
     y = rng.integers(0, classes, examples + examples // 5).astype(np.int32)
@@ -91,7 +95,7 @@ def statistics(spec: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _source(spec: str):
-    return from_tfds if _is_tfds(spec) else datasets.parse(spec)
+    return from_tfds if is_tfds(spec) else datasets.parse(spec)
 
 
 @functools.lru_cache(maxsize=4)
@@ -114,10 +118,11 @@ def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def check(spec: str) -> str:
     """The canonical form of a data set's spec; whether it is there is asked by `load`."""
-    return spec if _is_tfds(spec) else str(datasets.parse(spec))
+    return spec if is_tfds(spec) else str(datasets.parse(spec))
 
 
-def _is_tfds(spec: str) -> bool:
+def is_tfds(spec: str) -> bool:
+    """Whether the spec names no registered data set, but may name one of tfds."""
     return spec not in datasets.parts and bool(re.fullmatch(r"[a-z][\w-]*(/[\w.-]+)?", spec))
 
 
@@ -186,18 +191,19 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ubar_jax"
 
 
-def atomic_write(path: Path, write) -> None:
+def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Calls write(file) on a temporary neighbour of `path`, then renames it: whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-        try:
+    part = path.with_name(f".part-{path.name}-{os.getpid()}")
+    try:
+        with part.open("wb") as f:
             write(f)
             f.flush()
             os.fsync(f.fileno())
-        except BaseException:
-            os.unlink(f.name)
-            raise
-    os.replace(f.name, path)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 @shardings.register
@@ -233,7 +239,10 @@ def by_label(
     rng: np.random.Generator, y: np.ndarray, n: int, pieces: Number(1, integer=True) = 2
 ) -> np.ndarray:
     """Examples sorted by label and cut up; every node gets `pieces` random pieces."""
-    size = len(y) // (n * pieces)
+    if not (size := len(y) // (n * pieces)):
+        raise ConfigError(
+            f"by_label(pieces={pieces}): {n} nodes and {len(y)} examples allow {len(y) // n} pieces"
+        )
     order = rng.permutation(len(y))[: n * pieces * size]
     order = order[np.argsort(y[order], kind="stable")]
     return rng.permutation(order.reshape(n * pieces, size)).reshape(n, -1)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import networkx as nx
 import numpy as np
 
 from ubar_jax import data as data_module
-from ubar_jax import topology
+from ubar_jax import memory, topology
 from ubar_jax.attacks import attacks, check_range
 from ubar_jax.config import Config, canonical
 from ubar_jax.models import make_task, models
@@ -56,6 +57,7 @@ class Experiment(NamedTuple):
     """A run, checked and ready."""
 
     config: Config  # canonical
+    digest: str  # its digest when it was prepared: the user's own files may change meanwhile
     notices: list[str]
     program: Program
     network: nx.Graph
@@ -71,22 +73,72 @@ def task_of(learner: Learner) -> Task:
     return make_task(learner.model, learner.shape, learner.classes)
 
 
+def model_size(learner: Learner) -> int:
+    """d."""
+    params = jax.eval_shape(task_of(learner).init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def check_share(config: Config, examples: int, share: int) -> None:
+    """Refuses a batch that a node's share of the training set does not fill."""
+    if share < config.batch_size:
+        n = config.nodes + config.byzantine
+        raise ConfigError(
+            f"batch_size={config.batch_size} is larger than a node's share: {config.dataset} has "
+            f"{examples} training examples, {share} for each of {n} nodes; take "
+            + (f"a batch_size of at most {share}, or fewer nodes" if share else "fewer nodes")
+        )
+
+
+def check_memory(config: Config, learner: Learner, images: np.ndarray, slots: float, links: float) -> None:
+    """Refuses a run that does not fit into memory; `slots` is K and `links` the number of edges."""
+    n, chunk = config.nodes + config.byzantine, min(config.eval_every, config.rounds)
+    evaluations = 2 + config.rounds // chunk
+    host = {
+        "the graph": memory.EDGE * links,
+        "every round's and evaluation's numbers": config.nodes * (config.rounds + 8 * evaluations),
+    }
+    device = {
+        "models": 4 * memory.COPIES * n * model_size(learner),
+        "images": images.nbytes,
+        "neighbour lists": 5 * n * slots,
+        "batches between two evaluations": 4 * config.nodes * chunk * config.batch_size,
+    }
+    advice = "take fewer nodes, a smaller model or fewer rounds between evaluations"
+    memory.check_fits("this run", host, memory.host_memory(), "take fewer nodes, links or rounds")
+    memory.check_fits("this run", device, memory.device_memory(), advice)
+
+
 def prepare(config: Config) -> Experiment:
-    """Checks everything that can be checked and puts the arrays together; compiles nothing."""
+    """Checks everything that can be checked and puts the arrays together; compiles nothing.
+
+    Cheap checks come first: what cannot work is refused before a graph is built.
+    """
     config, notices = canonical(config)
     benign, byzantine = config.nodes, config.byzantine
     n = benign + byzantine
-    network = topology.build(topology.topologies.parse(config.topology), benign, byzantine, config.seed)
     dataset = data_module.load(config.dataset)
+    examples = len(dataset.train_y)
+    check_share(config, examples, examples // n)
     sharding = data_module.shardings.parse(config.sharding)
-    share = len(dataset.train_y) // n
-    shards = sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n) if share else []
-    if (share := shards.shape[1] if share else 0) < config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} is larger than a node's share: {config.dataset} has "
-            f"{len(dataset.train_y)} training examples, {share} for each of {n} nodes; take "
-            + (f"a batch_size of at most {share}, or fewer nodes" if share else "fewer nodes")
-        )
+    shards = sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n)
+    share = shards.shape[1]
+    check_share(config, examples, share)
+    learner = Learner(
+        model=config.model,
+        make_model=None if ":" in config.model else models.parse(config.model).part.function,
+        shape=dataset.train_x.shape[1:],
+        classes=dataset.classes,
+        examples=examples,
+        share=share,
+    )
+    network_spec = topology.topologies.parse(config.topology)
+    degree = network_spec.part.traits["degree"]
+    links = n / 2 * degree(n, **network_spec.of(degree))
+    check_memory(config, learner, dataset.train_x, 0, links)
+    network = topology.build(network_spec, benign, byzantine, config.seed)
+    widest = max(degree for _, degree in network.degree())
+    check_memory(config, learner, dataset.train_x, widest, network.number_of_edges())
     graph = topology.to_arrays(network)
     rule, attack = rules.parse(config.rule), attacks.parse(config.attack)
     trained = n if attack.part.traits["trains"] else benign
@@ -111,15 +163,6 @@ def prepare(config: Config) -> Experiment:
         notices += said
     check_range(attack, strengths)
     chunk = min(config.eval_every, config.rounds)
-    learner = Learner(
-        model=config.model,
-        make_model=None if ":" in config.model else models.parse(config.model).part.function,
-        shape=dataset.train_x.shape[1:],
-        classes=dataset.classes,
-        examples=len(dataset.train_y),
-        share=share,
-    )
-    task_of(learner)
     program = Program(
         learner=learner,
         rule=Spec(rule.part, tuple(rule.of(rule.part.function).items())),
@@ -146,4 +189,14 @@ def prepare(config: Config) -> Experiment:
     )
     shards = shards.astype(np.int32)
     data = Data(dataset.train_x, dataset.train_y, shards, *data_module.statistics(config.dataset))
-    return Experiment(config, notices, program, network, graph, data, knobs, (dataset.test_x, dataset.test_y))
+    return Experiment(
+        config=config,
+        digest=config.digest(),
+        notices=notices,
+        program=program,
+        network=network,
+        graph=graph,
+        data=data,
+        knobs=knobs,
+        test=(dataset.test_x, dataset.test_y),
+    )

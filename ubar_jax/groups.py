@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ubar_jax.experiment import Experiment, Program, task_of
+from ubar_jax.experiment import Experiment, Program, model_size, task_of
+from ubar_jax.memory import device_memory
 
 COMPILE_SECONDS = 5.0  # a group, on a CPU core; measured from 2 to 12
 COPIES = 12  # of all nodes' models that a round holds at its peak, more than any rule was seen to need
@@ -25,13 +26,11 @@ def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
     """Runs side by side: as wanted; else one on the CPU, elsewhere what half of the memory holds."""
     if wanted is not None:
         return min(wanted, len(group))
-    device = jax.devices()[0]
-    if device.platform == "cpu":
+    if jax.default_backend() == "cpu":
         return 1
     program = group[0].program
-    memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30)
-    one = 4 * model_size(program) * (program.benign + program.byzantine) * COPIES
-    return int(np.clip(memory / 2 / one, 1, len(group)))
+    one = 4 * model_size(program.learner) * (program.benign + program.byzantine) * COPIES
+    return int(np.clip(device_memory() / 2 / one, 1, len(group)))
 
 
 def in_batches(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
@@ -44,12 +43,6 @@ def in_batches(group: Sequence[Experiment], width: int) -> list[list[Experiment]
         for batch in (runs[i : i + width] for i in range(0, len(runs), width)):
             batches.append(batch + batch[-1:] * (width - len(batch)))
     return batches
-
-
-def model_size(program: Program) -> int:
-    """d."""
-    params = jax.eval_shape(task_of(program.learner).init, jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
@@ -80,7 +73,7 @@ def _costs(program: Program) -> tuple[float, float, float]:
     task = task_of(program.learner)
     params = jax.jit(task.init)(jax.random.key(0))
     x, y = jnp.zeros((program.batch, *program.learner.shape)), jnp.zeros(program.batch, jnp.int32)
-    model = jnp.zeros(model_size(program))
+    model = jnp.zeros(model_size(program.learner))
     gradient = _seconds(jax.jit(jax.grad(task.loss)), params, x, y)
     return gradient, _seconds(jax.jit(task.loss), params, x, y), _seconds(jax.jit(jnp.negative), model)
 

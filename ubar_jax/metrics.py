@@ -25,9 +25,10 @@ def make_evaluate(task: Task, benign: int) -> Callable:
         size = len(x)
         chunk = min(CHUNK, size)
         padding = -size % chunk
-        valid = jnp.arange(size + padding) < size
+        valid = jnp.ones(size, bool)
 
         def fold(a):
+            """[N, ...] -> [chunks, CHUNK, ...]; padding is zero, and so not valid."""
             return jnp.pad(a, ((0, padding), *((0, 0),) * (a.ndim - 1))).reshape(-1, chunk, *a.shape[1:])
 
         def node(params):

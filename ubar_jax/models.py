@@ -1,89 +1,52 @@
-"""Models: flax modules and the pure functions of one node's parameters that they give."""
+"""Models: flax modules and the pure functions of one node's parameters that they give.
+
+flax and optax are imported when a model is made, so that commands which make none start quickly.
+"""
 
 import importlib
 import inspect
+from typing import TYPE_CHECKING
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
-from jax import Array
 
-from ubar_jax.nn import Conv, max_pool
 from ubar_jax.registry import ConfigError, Number, Registry, split_spec
 from ubar_jax.types import Task
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 models = Registry("model", given=1, traits={"least": 1})  # least: smallest image side it fits
 
 
-class Dense(nn.Module):
-    """`flax.linen.Dense` whose bias is added by an explicit broadcast."""
-
-    features: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        y = nn.Dense(self.features, use_bias=False, name="linear")(x)
-        return y + self.param("bias", nn.initializers.zeros, (self.features,))[None, :]
-
-
-class Head(nn.Module):
-    """Flatten, then dense layers with ReLU between them."""
-
-    widths: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        x = x.reshape(x.shape[0], -1)
-        for width in self.widths[:-1]:
-            x = nn.relu(Dense(width)(x))
-        return Dense(self.widths[-1])(x)
-
-
-class LeNet(nn.Module):
-    """conv 5x5x6 pad 2, pool 2, conv 5x5x16, pool 2, dense 120, 84."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        x = nn.relu(max_pool(Conv(6, 5, pad=2)(x), 2, 2))
-        x = nn.relu(max_pool(Conv(16, 5)(x), 2, 2))
-        return Head((120, 84, self.classes))(x)
-
-
-class CNN(nn.Module):
-    """conv 3x3x16 pad 1, pool 3/2, conv 4x4x64 pad 1, pool 4/2, dense 384, 192."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        x = nn.relu(max_pool(Conv(16, 3, pad=1)(x), 3, 2))
-        x = nn.relu(max_pool(Conv(64, 4, pad=1)(x), 4, 2))
-        return Head((384, 192, self.classes))(x)
-
-
 @models.register
-def mlp(classes: int, hidden: Number(1, integer=True) = 100) -> nn.Module:
+def mlp(classes: int, hidden: Number(1, integer=True) = 100) -> "nn.Module":
     """One hidden layer with ReLU: 79,510 parameters on 28x28x1."""
+    from ubar_jax.modules import Head
+
     return Head((hidden, classes))
 
 
 @models.register(least=12)
-def lenet(classes: int) -> nn.Module:
+def lenet(classes: int) -> "nn.Module":
     """LeNet-5 with max-pooling: 61,706 parameters on 28x28x1, the cheap CNN."""
+    from ubar_jax.modules import LeNet
+
     return LeNet(classes)
 
 
 @models.register(least=11)
-def cnn(classes: int) -> nn.Module:
+def cnn(classes: int) -> "nn.Module":
     """The paper's: two convolutions with overlapping pools, 977,866 parameters on 32x32x3."""
+    from ubar_jax.modules import CNN
+
     return CNN(classes)
 
 
 def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
     """The task of a registered model or of a user's flax module `package.module:Class(args)`."""
+    import optax
+
     module = _module(spec, shape, classes)
 
     def predict(params, x):
@@ -117,7 +80,7 @@ def check(spec: str) -> str:
     return spec if ":" in spec else str(models.parse(spec))
 
 
-def _module(spec: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _module(spec: str, shape: tuple[int, ...], classes: int) -> "nn.Module":
     if ":" in spec:
         return _users_module(spec, classes)
     parsed = models.parse(spec)
@@ -130,18 +93,30 @@ def _module(spec: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return parsed(classes)
 
 
-def _users_module(spec: str, classes: int) -> nn.Module:
-    path, _, call = spec.partition(":")
-    name, positional, keywords = split_spec(call, "model")
-    try:
-        made = getattr(importlib.import_module(path), name)
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(
-            f"model {spec!r}: {error}; write package.module:Class of an importable flax module"
-        ) from error
+def _users_module(spec: str, classes: int) -> "nn.Module":
+    made = users_class(spec)
+    _, positional, keywords = split_spec(spec.partition(":")[2], "model")
     if "classes" in inspect.signature(made).parameters:
         keywords = {"classes": classes} | keywords
     try:
         return made(*positional, **keywords)
-    except TypeError as error:
-        raise ConfigError(f"model {spec!r} cannot be made: {error}") from error
+    except Exception as error:  # whatever the user's class raises
+        raise ConfigError(f"model {spec!r} cannot be made ({type(error).__name__}: {error})") from error
+
+
+def users_class(spec: str) -> "type[nn.Module]":
+    """The class that `package.module:Class(args)` names; nothing is called that is not a flax module."""
+    import flax.linen as nn
+
+    path, _, call = spec.partition(":")
+    name, _, _ = split_spec(call, "model")
+    hint = "write package.module:Class of an importable flax module"
+    try:
+        made = getattr(importlib.import_module(path), name)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ConfigError(
+            f"model {spec!r} cannot be imported ({type(error).__name__}: {error}); {hint}"
+        ) from error
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise ConfigError(f"model {spec!r}: {name} is not a class of flax.linen.Module; {hint}")
+    return made

@@ -12,7 +12,6 @@ program lowered here for CUDA is the one that CUDA gets.
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -254,18 +253,3 @@ def _pool_backward(window, stride, saved, g):
 
 
 max_pool.defvjp(_pool_forward, _pool_backward)
-
-
-class Conv(nn.Module):
-    """`flax.linen.Conv` for stacked weights: stride 1, square window, symmetric padding."""
-
-    features: int
-    window: int
-    pad: int = 0
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        shape = (self.window, self.window, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return conv(x, kernel, bias, self.pad)

@@ -2,13 +2,18 @@
 
 import ast
 import difflib
+import functools
 import inspect
-import math
 import numbers
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from ubar_jax.sources import source_of
+
+LARGEST_INTEGER = 2**31 - 1
+SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # of the positive normal numbers of float32
 
 
 class ConfigError(ValueError):
@@ -17,7 +22,10 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Number:
-    """The range of an argument, written as its annotation; words are further allowed values."""
+    """The range of an argument, written as its annotation; words are further allowed values.
+
+    Integers must also fit into int32, other numbers into float32 without underflow.
+    """
 
     low: float = float("-inf")
     high: float = float("inf")
@@ -37,11 +45,31 @@ class Number:
             text = f"{kind} in {left}{self.low:g}, {self.high:g}{right}"
         return " or ".join([text, *map(repr, self.words)])
 
+    def limits(self, value: Any) -> str:
+        """The limits of the number format, where it is those that `value` breaks."""
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, numbers.Real)
+            or value != value
+            or self._fits(value)
+        ):
+            return ""
+        return (
+            f" (at most {LARGEST_INTEGER})"
+            if self.integer
+            else f" (0, or from {SMALLEST:.1e} to {LARGEST:.1e})"
+        )
+
+    def _fits(self, value: Any) -> bool:
+        if self.integer:
+            return abs(value) <= LARGEST_INTEGER
+        return value == 0 or SMALLEST <= abs(value) <= LARGEST
+
     def accepts(self, value: Any) -> bool:
         if any(value is word or (isinstance(word, str) and value == word) for word in self.words):
             return True
         kind = numbers.Integral if self.integer else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kind) or value != value or not self._fits(value):
             return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
@@ -63,6 +91,9 @@ class Choice:
     def __str__(self) -> str:
         return " or ".join(map(repr, self.options))
 
+    def limits(self, value: Any) -> str:
+        return ""
+
     def accepts(self, value: Any) -> bool:
         return any(value == option and type(value) is type(option) for option in self.options)
 
@@ -82,6 +113,15 @@ class Part:
     @property
     def description(self) -> str:
         return inspect.getdoc(self.function) or ""
+
+    @property
+    def built_in(self) -> bool:
+        return self.function.__module__.startswith("ubar_jax.")
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The text of a user's part and of what it uses; taken once, as the file may be edited meanwhile."""
+        return source_of(self.function, *filter(callable, self.traits.values()))
 
     def signature(self) -> str:
         return f"{self.name}({', '.join(f'{p.name}={_show(p)}' for p in self.parameters.values())})"
@@ -145,8 +185,8 @@ class Registry:
                     if isinstance(p.annotation, Number | Choice)
                 }
         name = name or function.__name__
-        known = self.parts[name].function.__module__ if name in self.parts else ""
-        if known.startswith("ubar_jax.") and known != function.__module__:
+        known = self.parts.get(name)
+        if known and known.built_in and known.function.__module__ != function.__module__:
             raise ConfigError(f"{self.kind} {name!r} is built in; register yours under another name")
         self.parts[name] = Part(name, function, parameters, traits)
         return function
@@ -154,7 +194,8 @@ class Registry:
     def get(self, name: str) -> Part:
         if name not in self.parts:
             raise ConfigError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.parts)}; there are {listed(self.parts)}"
+                f"unknown {self.kind} {shown(name)}{nearest(name, self.parts)}; "
+                f"there are {listed(self.parts)}"
             )
         return self.parts[name]
 
@@ -183,11 +224,23 @@ class Registry:
             if isinstance(allowed, Number | Choice):
                 if not allowed.accepts(value):
                     raise ConfigError(
-                        f"{self.kind} {name!r}: {key}={value!r} is not allowed; {key} is {allowed}"
+                        f"{self.kind} {name!r}: {key}={shown(value)} is not allowed; {key} is {allowed}"
+                        f"{allowed.limits(value)}"
                     )
                 value = allowed.clean(value)
+            elif allowed is str and not isinstance(value, str):
+                raise ConfigError(
+                    f"{self.kind} {name!r}: {key}={shown(value)} is not allowed; {key} is a word or a text "
+                    "in quotes"
+                )
             arguments.append((key, value))
         return Spec(part, tuple(arguments))
+
+    def sources(self, spec: Spec) -> list[str]:
+        """The texts of the user's own parts in a spec: the part, and parts named in its arguments."""
+        inner = [v for _, v in spec.arguments if isinstance(v, str) and v.split("(")[0] in self.parts]
+        own = [] if spec.part.built_in else [spec.part.source]
+        return own + [text for value in inner for text in self.sources(self.parse(value))]
 
     def listing(self) -> str:
         """Every part with its arguments, defaults, description and ranges."""
@@ -206,12 +259,12 @@ class Registry:
 def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str, Any]]:
     """'f(1, a=x)' -> ('f', [1], {'a': 'x'}). Bare words are strings; a nested call stays a spec."""
     hint = (
-        f"{kind} {text!r} is malformed; write a name or name(argument=value, ...), and quote a value that is "
-        "neither a number nor a word, such as path='nets/a.txt'"
+        f"{kind} {shown(text)} is malformed; write a name or name(argument=value, ...), and quote a value "
+        "that is neither a number nor a word, such as path='nets/a.txt'"
     )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # null bytes, deep nesting
         raise ConfigError(hint) from error
     if isinstance(tree, ast.Name):
         return tree.id, [], {}
@@ -223,12 +276,21 @@ def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str,
             return ast.unparse(node)
         try:
             return ast.literal_eval(node)
-        except ValueError as error:
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             raise ConfigError(hint) from error
 
     if any(k.arg is None for k in tree.keywords) or len({k.arg for k in tree.keywords}) < len(tree.keywords):
         raise ConfigError(hint)
     return tree.func.id, [value(a) for a in tree.args], {k.arg: value(k.value) for k in tree.keywords}
+
+
+def shown(value: Any) -> str:
+    """A value as a message quotes it: no longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def nearest(word: str, known: Any) -> str:

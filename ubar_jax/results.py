@@ -3,7 +3,8 @@
 A run's folder appears whole or not at all: `config.json` (canonical), `curves.npz` (see `Result`),
 `summary.json` (final numbers, divergence, seconds, versions, device), and on request `models.npz`, the
 leaves of the final `RoundState` by their path. A run that failed has `failed.json` alone. `sweep.json` is
-about the sweep, `.lock` names the process that owns the folder, and `.part-*` is being written.
+about the sweep, `runs.csv` has a line per run, `.lock` names the process that owns the folder, and `.part-*`
+is being written.
 """
 
 import contextlib
@@ -19,20 +20,24 @@ import socket
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import pandas as pd
 
 from ubar_jax.config import Config
+from ubar_jax.data import atomic_write
 from ubar_jax.registry import ConfigError
 from ubar_jax.simulate import Result
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 FORMAT = 1
 RUNS = "[!.]*/summary.json"
+TABLE = "runs.csv"
 
 
 class Run(NamedTuple):
@@ -84,7 +89,10 @@ def owned(folder: str | Path, command: str) -> Iterator[Path]:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}: {command}")
         lock.flush()
         for part in folder.glob(".part-*"):  # of a process that was killed
-            shutil.rmtree(part, ignore_errors=True)
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
         yield folder
 
 
@@ -105,7 +113,7 @@ def _appearing(final: Path) -> Iterator[Path]:
 
 def save(folder: Path, result: Result, models: bool = False) -> None:
     """Writes one run atomically."""
-    with _appearing(folder / result.config.digest()) as part:
+    with _appearing(folder / result.digest) as part:
         write_json(part / "config.json", dataclasses.asdict(result.config))
         np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
         if models:
@@ -116,11 +124,11 @@ def save(folder: Path, result: Result, models: bool = False) -> None:
         write_json(part / "summary.json", summarise(result))
 
 
-def save_failure(folder: Path, config: Config, error: Exception) -> None:
+def save_failure(folder: Path, digest: str, config: Config, error: Exception) -> None:
     """Writes that a run failed, and why, unless there is a result of it."""
-    if (folder / config.digest() / "summary.json").exists():
+    if (folder / digest / "summary.json").exists():
         return
-    with _appearing(folder / config.digest()) as part:
+    with _appearing(folder / digest) as part:
         failure = {"config": dataclasses.asdict(config), "error": f"{type(error).__name__}: {error}"}
         write_json(part / "failed.json", failure)
 
@@ -153,12 +161,14 @@ def device() -> str:
     return str(jax.devices()[0].device_kind)
 
 
-def load(*folders: str | Path) -> pd.DataFrame:
+def load(*folders: str | Path) -> "pd.DataFrame":
     """All finished runs as one tidy table: a row for every evaluation of every run.
 
     Columns: the run's digest and settings, round, epoch, seconds, and worst, mean, std and loss over the
     benign nodes, consensus.
     """
+    import pandas as pd
+
     tables = []
     if not (runs := load_runs(*folders)):
         raise ConfigError(f"no finished run in {', '.join(map(str, folders))}; give folders of sweeps")
@@ -171,6 +181,33 @@ def load(*folders: str | Path) -> pd.DataFrame:
         settings = {"digest": run.digest, **dataclasses.asdict(run.config)}
         tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
     return pd.concat(tables, ignore_index=True)
+
+
+def table(runs: Sequence[Run]) -> "pd.DataFrame":
+    """A row per run: digest, settings, final worst and mean accuracy, seconds, and when it diverged."""
+    import pandas as pd
+
+    rows = []
+    for run in runs:
+        said = run.summary["diverged"]
+        rows.append({"digest": run.digest, **dataclasses.asdict(run.config)})
+        rows[-1] |= {name: run.summary[name] for name in ("worst", "mean")}
+        rows[-1] |= {"seconds": sum(run.summary["seconds"].values())}
+        rows[-1] |= {"diverged": "at round {}, node {}".format(*said) if said else ""}
+    return pd.DataFrame(rows)
+
+
+def write_table(folder: Path) -> Path:
+    """Writes the table of all whole runs of a folder to its runs.csv."""
+    path = folder / TABLE
+    text = table(load_runs(folder)).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    atomic_write(path, lambda f: f.write(text.encode()))
+    return path
+
+
+def varying(runs: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Those settings of `names` in which the configs of the runs differ."""
+    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
 def load_runs(*folders: str | Path) -> list[Run]:
@@ -205,9 +242,8 @@ def load_run(folder: Path) -> Run:
     return Run(config, curves, summary, folder.name)
 
 
-def is_finished(folder: Path, config: Config, models: bool = False) -> bool:
-    """Whether the folder has the run, whole. Raises DamagedError for a run that is there but not whole."""
-    path = folder / config.digest()
+def is_finished(path: Path, config: Config, models: bool = False) -> bool:
+    """Whether a run's folder is there, whole. Raises DamagedError for one that is there but not whole."""
     if not path.exists() or (path / "failed.json").exists():
         return False
     if load_run(path).config != config:
@@ -244,6 +280,4 @@ def _check_format(folder: Path, found: int) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a file whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)
+    atomic_write(path, lambda f: f.write(f"{json.dumps(value, indent=1)}\n".encode()))

@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 
 from ubar_jax import linalg, nn
@@ -14,12 +14,15 @@ from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.rules import aggregate
 from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
 
+if TYPE_CHECKING:
+    import optax
+
 
 def make_round(
     task: Task,
     rule: Spec,
     attack: Spec,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     schedule: Callable,
     classes: int,
     benign: int,

@@ -1,10 +1,17 @@
-"""Learning rates over epochs, and optimizers as optax transformations without a learning rate."""
+"""Learning rates over epochs, and optimizers as optax transformations without a learning rate.
+
+optax is imported with the first optimizer: it takes long to import.
+"""
+
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from ubar_jax.registry import Number, Registry
+
+if TYPE_CHECKING:
+    import optax
 
 schedules = Registry("schedule", given=1)
 optimizers = Registry("optimizer", given=0)
@@ -23,18 +30,26 @@ def constant(epoch: Array) -> Array:
 
 
 @optimizers.register
-def sgd() -> optax.GradientTransformation:
+def sgd() -> "optax.GradientTransformation":
     """Plain SGD (the paper)."""
+    import optax
+
     return optax.identity()
 
 
 @optimizers.register
-def momentum(decay: Number(0, 1, open_high=True) = 0.9) -> optax.GradientTransformation:
+def momentum(decay: Number(0, 1, open_high=True) = 0.9) -> "optax.GradientTransformation":
     """Heavy-ball momentum."""
+    import optax
+
     return optax.trace(decay)
 
 
 @optimizers.register
-def adam(b1: Number(0, 1, open_high=True) = 0.9, b2: Number(0, 1, open_high=True) = 0.999):
+def adam(
+    b1: Number(0, 1, open_high=True) = 0.9, b2: Number(0, 1, open_high=True) = 0.999
+) -> "optax.GradientTransformation":
     """Adam; choose a learning rate near 0.001."""
+    import optax
+
     return optax.scale_by_adam(b1, b2)

@@ -1,6 +1,8 @@
 """From a Config to its curves: arrays on the device, chunks of compiled rounds, evaluation."""
 
 import contextlib
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from jax import Array
 from ubar_jax import metrics
 from ubar_jax.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
 from ubar_jax.config import Config
-from ubar_jax.experiment import Experiment, prepare
+from ubar_jax.experiment import Experiment, Learner, Program, prepare
 from ubar_jax.types import Metrics, RoundState
 
 
@@ -21,6 +23,7 @@ class Result(NamedTuple):
     """What a run gives."""
 
     config: Config  # canonical
+    digest: str
     notices: list[str]
     curves: dict[str, np.ndarray]  # over evaluations: round [E], accuracy and loss [E, n_b], worst, mean,
     # std, consensus, seconds [E]; over rounds: train_loss, byzantine_candidates, byzantine_selected [T]
@@ -74,23 +77,26 @@ def run(
     progress: Callable[[list[dict[str, Any]]], None] | None = None,
     batch: Batch | None = None,
     keep: Keeper | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Result]:
     """Runs experiments of one program side by side, from `batch` if that is given.
 
     They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
     every chunk `progress` gets the latest numbers of every run, and, when due, `keep` what it takes to go on.
+    `say` is told that it compiles, if that takes longer than a second.
     """
     started = time.perf_counter()
     config, program, width = experiments[0].config, experiments[0].program, len(experiments)
     sharers = len({experiment.config for experiment in experiments})
     batch = batch or first_batch(experiments)
     seconds = dict(batch.seconds)
-    chunk = compiled_chunk(program, width)
     tests = len(experiments[0].test[1])
     sizes = {min(config.eval_size or tests, tests), tests}
-    evaluations = {
-        n: compiled_evaluation(program.learner, program.benign, program.trained, n, width) for n in sizes
-    }
+    with _announced(say, program):
+        chunk = compiled_chunk(program, width)
+        evaluations = {n: compiled_evaluation(*_evaluated(program), n, width) for n in sizes}
+        if not batch.points:  # all nodes are equal before the first round
+            first_evaluation = compiled_evaluation(*_evaluated(program, 1), min(sizes), width)
     seconds["compilation"] += time.perf_counter() - started
 
     started = time.perf_counter()
@@ -109,7 +115,8 @@ def run(
         size = min(sizes) if done < config.rounds else tests
         x, y = (a[:size] for a in test)
         with timed("evaluation"):
-            return evaluations[size].call(state.params, statistics_of(data), x, y)
+            program = evaluations[size] if done else first_evaluation
+            return program.call(state.params, statistics_of(data), x, y)
 
     def launch(state: RoundState, done: int) -> _Launched:
         with timed("rounds"):
@@ -124,6 +131,8 @@ def run(
 
     def add_point(batch: Batch, point: dict[str, Array]) -> Batch:
         point = fetch(point, "evaluation")
+        for name in ("accuracy", "loss"):
+            point[name] = np.broadcast_to(point[name], (width, program.benign))
         point["round"] = np.full(width, batch.done, np.int32)
         point["seconds"] = np.full(width, sum(seconds.values()) / sharers)
         points = {k: _append(batch.points.get(k), v[:, None]) for k, v in point.items()}
@@ -161,12 +170,38 @@ def run(
 
 
 def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
-    """Runs one config. `progress` is called after every evaluation with the latest numbers."""
+    """Runs one config. `progress` is called after every evaluation with the latest numbers.
+
+    A compilation that takes longer than a second is announced on stderr.
+    """
     started = time.perf_counter()
     experiment = prepare(config)
     setup = time.perf_counter() - started
-    [result] = run([experiment], progress and (lambda latest: progress(latest[0])))
+    [result] = run(
+        [experiment],
+        progress and (lambda latest: progress(latest[0])),
+        say=lambda words: print(words, file=sys.stderr, flush=True),
+    )
     return result._replace(seconds={**result.seconds, "setup": result.seconds["setup"] + setup})
+
+
+def _evaluated(program: Program, nodes: int | None = None) -> tuple[Learner, int, int]:
+    """What an evaluation of the first `nodes` benign nodes, by default all, is compiled for."""
+    return program.learner, nodes or program.benign, program.trained
+
+
+@contextlib.contextmanager
+def _announced(say: Callable[[str], None] | None, program: Program) -> Iterator[None]:
+    """Says that the program is compiled, if that takes longer than a second."""
+    nodes = f"{program.benign} + {program.byzantine} nodes"
+    words = f"compiling {program.rule.part.name} under {program.attack.part.name} for {nodes} ..."
+    timer = threading.Timer(1.0, say or (lambda words: None), [words])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _stack(trees: Sequence, always: bool = False):
@@ -205,6 +240,7 @@ def _result(batch: Batch, run: int, experiment: Experiment, sharers: int) -> Res
     np.add.at(accepted, (rows, slots), np.where(heard, told.accepted, 0))
     return Result(
         config=experiment.config,
+        digest=experiment.digest,
         notices=experiment.notices,
         curves=curves,
         final={name: curves[name][-1] for name in ("accuracy", "loss")},

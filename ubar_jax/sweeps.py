@@ -11,56 +11,64 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ubar_jax import checkpoints, results
-from ubar_jax.compilation import Compiled, compiled_chunk
-from ubar_jax.config import Config
+from ubar_jax.compilation import Compiled, compiled_chunk, repaired_cache
+from ubar_jax.config import Config, canonical
 from ubar_jax.experiment import Experiment, prepare
 from ubar_jax.groups import choose_width, grouped, in_batches
+from ubar_jax.progress import progress_bar
 from ubar_jax.registry import ConfigError
 from ubar_jax.simulate import Batch, first_batch, run
 
 
 class Plan(NamedTuple):
-    """What a sweep has to do."""
+    """What a sweep has to do. Runs are named by their digests."""
 
+    configs: dict[str, Config]  # all runs, canonical
     groups: list[list[Experiment]]  # all runs by program, finished ones too
-    finished: set[str]  # digests
-    failed: list[tuple[Config, Exception]]  # runs that cannot even be prepared
+    finished: set[str]
+    failed: dict[str, Exception]  # runs that cannot even be prepared
     notices: list[str]
 
     @property
     def left(self) -> list[list[Experiment]]:
         """The groups without what is finished."""
-        groups = [[e for e in g if e.config.digest() not in self.finished] for g in self.groups]
+        groups = [[e for e in g if e.digest not in self.finished] for g in self.groups]
         return [group for group in groups if group]
 
 
 class Outcome(NamedTuple):
     """What came of it."""
 
-    failed: list[tuple[Config, Exception]]
+    failed: dict[str, Exception]  # by digest
     programs: list[Compiled]  # of the rounds
     seconds: dict[str, float]  # total, compilation
 
 
 def make_plan(configs: Sequence[Config], folder: Path, models: bool = False) -> Plan:
-    """Looks what the folder has, and checks all the rest before any work. `configs` are canonical."""
-    finished, experiments, failed, notices = set(), [], [], []
+    """Looks what the folder has, and checks all the rest before any work."""
+    runs, finished, experiments, failed, notices = {}, set(), {}, {}, []
     results.check_format(folder)
-    for config in configs:
+    for given in configs:
+        config, said = canonical(given)
+        notices += said
         try:
-            if results.is_finished(folder, config, models):
-                finished.add(config.digest())
-        except results.DamagedError as error:
-            notices.append(f"{error}; that run is done again")
-        try:
-            experiments.append(prepare(config))
+            experiment = prepare(config)
+            digest = experiment.digest
+            experiments[digest] = experiment
         except ConfigError:
             raise
         except Exception as error:  # of a user's own part
-            failed.append((config, error))
-    left = [e for e in experiments if e.config.digest() not in finished]
-    notices += [notice for experiment in left for notice in experiment.notices]
-    return Plan(grouped(experiments), finished, failed, list(dict.fromkeys(notices)))
+            digest = config.digest()
+            failed[digest] = error
+        runs[digest] = config
+        try:
+            if results.is_finished(folder / digest, config, models):
+                finished.add(digest)
+        except results.DamagedError as error:
+            notices.append(f"{error}; that run is done again")
+    notices += [notice for d, e in experiments.items() if d not in finished for notice in e.notices]
+    groups = grouped(list(experiments.values()))
+    return Plan(runs, groups, finished, failed, list(dict.fromkeys(notices)))
 
 
 def carry_out(
@@ -80,28 +88,28 @@ def carry_out(
     started = time.perf_counter()
     if tensorboard:
         _summary_writer()
-    failed, programs, compiling, over = [], {}, 0.0, 0
-    known = {e.config.digest(): e for group in plan.groups for e in group}
+    failed, programs, compiling, over = {}, {}, 0.0, 0
+    known = {e.digest: e for group in plan.groups for e in group}
     left = [e for d, e in known.items() if d not in plan.finished]
     begun, notices = _begun(plan, folder, known.keys())
     batches = begun + _fresh_batches(plan, {d for digests in begun for d in digests}, width)
-    with tqdm(total=sum(e.config.rounds for e in left), unit="round", disable=None) as bar:
+    with progress_bar(sum(e.config.rounds for e in left)) as bar, repaired_cache():
 
-        def fail(config, error):
+        def fail(digest, error):
             if disk_is_full(error):
                 raise error
-            results.save_failure(folder, config, error)
-            failed.append((config, error))
+            results.save_failure(folder, digest, plan.configs[digest], error)
+            failed[digest] = error
 
         for notice in notices:
             bar.write(f"notice: {notice}")
-        for config, error in plan.failed:
-            fail(config, error)
+        for digest, error in plan.failed.items():
+            fail(digest, error)
         for digests in batches:
             members = {d: known[d] for d in digests if d not in plan.finished}
             batch = [known[d] for d in digests]
             config, before = batch[0].config, bar.n
-            bar.set_description(f"{over}/{len(left)} runs, {config.rule} {config.attack}")
+            bar.set_description(f"{over}/{len(left)} runs, {config.rule} {config.attack}", refresh=False)
             try:
                 start = _start(folder, digests, batch, bar) if digests in begun else None
                 if start is None:
@@ -109,10 +117,11 @@ def carry_out(
                 keep = checkpoints.keeper(folder, digests, checkpoint_seconds)
                 scalars = folder / "tensorboard" if tensorboard else None
                 with _watcher(bar, digests, len(members), scalars) as watch:
-                    found = dict(zip(digests, run(batch, watch, start, keep), strict=True))
+                    ran = run(batch, watch, start, keep, say=lambda _: bar.set_postfix_str("compiling"))
+                    found = dict(zip(digests, ran, strict=True))
             except Exception as error:
-                for experiment in members.values():
-                    fail(experiment.config, error)
+                for digest in members:
+                    fail(digest, error)
             else:
                 compiling += sum(result.seconds["compilation"] for result in found.values())
                 compiling -= start.seconds["compilation"] if start else 0
@@ -122,7 +131,7 @@ def carry_out(
                     try:
                         results.save(folder, found[digest], models)
                     except Exception as error:
-                        fail(found[digest].config, error)
+                        fail(digest, error)
                 checkpoints.remove(folder, digests)
             over += len(members)
             bar.update(before + sum(e.config.rounds for e in members.values()) - bar.n)
@@ -152,8 +161,7 @@ def _start(folder: Path, digests: list[str], batch: list[Experiment], bar: tqdm)
         return None
     config = batch[0].config
     bar.write(f"{config.rule} under {config.attack} goes on from round {start.done}")
-    if not bar.disable:
-        bar.initial += start.done  # what was done before says nothing of the speed
+    bar.initial += start.done  # what was done before says nothing of the speed
     return start
 
 
@@ -161,9 +169,9 @@ def _fresh_batches(plan: Plan, begun: set[str], width: int | None) -> list[list[
     """The digests of every batch of runs that have no checkpoint."""
     batches = []
     for group in plan.groups:
-        rest = [e for e in group if e.config.digest() not in plan.finished | begun]
+        rest = [e for e in group if e.digest not in plan.finished | begun]
         fresh = in_batches(rest, choose_width(group, width))
-        batches += [[e.config.digest() for e in batch] for batch in fresh]
+        batches += [[e.digest for e in batch] for batch in fresh]
     return batches
 
 
@@ -178,7 +186,7 @@ def _watcher(bar: tqdm, digests: list[str], new: int, scalars: Path | None) -> I
     def watch(latest: list[dict[str, Any]]) -> None:
         now = latest[0]["round"]
         bar.update(before + new * now - bar.n)
-        bar.set_postfix(worst=f"{min(numbers['worst'] for numbers in latest):.1%}")
+        bar.set_postfix(worst=f"{min(numbers['worst'] for numbers in latest):.1%}", refresh=False)
         for digest, numbers in dict(zip(digests, latest, strict=True)).items() if scalars else ():
             if digest not in writers:  # steps that a killed process wrote are replaced
                 writers[digest] = _summary_writer()(str(scalars / digest), purge_step=now)

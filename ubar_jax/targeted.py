@@ -57,8 +57,8 @@ def isolation(key: Array, view: View) -> Array:
 
 
 def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start: int):
-    inner = attacks.parse(attack) if isinstance(attack, str) else None
-    if inner is None or inner.part.name in ("none", "sleeper"):
+    inner = attacks.parse(attack)
+    if inner.part.name in ("none", "sleeper"):
         raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
     check_range(inner, dict(inner.arguments))
     numbers, notices = {}, []
@@ -74,8 +74,10 @@ def _sleeper_tailored(attack: str, start: int) -> int | None:
 
 
 def _sleeper_poison(labels: Array, classes: int, t: Array, attack: str, start: int) -> Array:
-    poison = attacks.parse(attack).part.traits["poison"]
-    return labels if poison is None else jnp.where(t >= start, poison(labels, classes, t), labels)
+    inner = attacks.parse(attack)
+    if (poison := inner.part.traits["poison"]) is None:
+        return labels
+    return jnp.where(t >= start, poison(labels, classes, t, **inner.of(poison)), labels)
 
 
 @attacks.register(trains=True, setup=_sleeper_setup, tailored=_sleeper_tailored, poison=_sleeper_poison)

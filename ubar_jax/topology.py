@@ -2,7 +2,8 @@
 
 Benign nodes come first. A topology that `places` puts the Byzantine nodes itself (the paper's
 construction); the others draw a graph of all n nodes, in which positions are then drawn until the
-benign nodes among themselves are connected.
+benign nodes among themselves are connected. `degree` is the mean degree to expect of n nodes, for an
+estimate of the memory before the graph is built. `reads` names the argument that is a file to read.
 """
 
 import math
@@ -16,10 +17,10 @@ from ubar_jax.types import Graph
 
 DRAWS = 1000  # of a random graph, before we say that there is no connected one
 
-topologies = Registry("topology", given=2, traits={"places": False})
+topologies = Registry("topology", given=2, traits={"places": False, "degree": lambda n: 0, "reads": None})
 
 
-@topologies.register(places=True)
+@topologies.register(places=True, degree=lambda n, connection: connection * (n - 1))
 def erdos_renyi(seed: int, nodes: tuple[int, int], connection: Number(0, 1, open_low=True) = 0.4) -> nx.Graph:
     """The paper's: connected Erdos-Renyi of benign nodes, Byzantine nodes linked at random."""
     benign, byzantine = nodes
@@ -43,7 +44,7 @@ def erdos_renyi(seed: int, nodes: tuple[int, int], connection: Number(0, 1, open
     return graph
 
 
-@topologies.register
+@topologies.register(degree=lambda n: n - 1)
 def complete(seed: int, n: int) -> nx.Graph:
     """Everyone hears everyone."""
     return nx.complete_graph(n)
@@ -78,7 +79,7 @@ def _sides(n: int) -> range:
     return range(3, math.isqrt(n) + 1)
 
 
-@topologies.register
+@topologies.register(degree=lambda n, degree: degree)
 def random_regular(seed: int, n: int, degree: Number(2, integer=True) = 4) -> nx.Graph:
     """Random graph in which every node has the same degree."""
     if degree >= n or degree * n % 2:
@@ -92,7 +93,7 @@ def random_regular(seed: int, n: int, degree: Number(2, integer=True) = 4) -> nx
     )
 
 
-@topologies.register
+@topologies.register(degree=lambda n, degree: degree)
 def small_world(
     seed: int, n: int, degree: Number(2, integer=True) = 4, rewire: Number(0, 1) = 0.1
 ) -> nx.Graph:
@@ -107,7 +108,7 @@ def small_world(
     )
 
 
-@topologies.register
+@topologies.register(degree=lambda n, links: 2 * links)
 def scale_free(seed: int, n: int, links: Number(1, integer=True) = 2) -> nx.Graph:
     """Barabasi-Albert: every new node links to `links` others, popular ones first."""
     if links >= n:
@@ -115,7 +116,7 @@ def scale_free(seed: int, n: int, links: Number(1, integer=True) = 2) -> nx.Grap
     return nx.barabasi_albert_graph(n, links, seed=_stream(seed, 0))
 
 
-@topologies.register(places=True)
+@topologies.register(places=True, reads="path")
 def file(seed: int, nodes: tuple[int, int], path: str) -> nx.Graph:
     """A graph from an edge list or a .graphml file, whose nodes may carry byzantine=true."""
     source = Path(path)

@@ -1,15 +1,15 @@
 """Pictures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
 
-Draws worst-node accuracy against epochs, a line a rule, in panels by two settings (--rows, --columns);
+Draws worst-node accuracy against epochs, a line per rule, in panels by two settings (--rows, --columns);
 heat maps of the final worst accuracy, rules by the setting of the columns, with their numbers as CSV; of up
-to three runs every node's accuracy; and prints what a round costs. Whatever else varies gets a figure of its
-own for each value. Figures are PNG and PDF. Repeat --results to read several folders as one.
+to three runs every node's accuracy; prints what a round costs; lists all runs of a folder in its runs.csv.
+Whatever else varies gets a figure of its own for each value. Figures are PNG and PDF. Repeat --results to
+read several folders as one.
 """
 
 import collections
 import dataclasses
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,18 +18,13 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import flags
 from matplotlib.figure import Figure
 
-from ubar_jax import data
-from ubar_jax.attacks import attacks
-from ubar_jax.config import Config
-from ubar_jax.models import models
+from ubar_jax.config import REGISTRIES, Config
+from ubar_jax.experiments import command
 from ubar_jax.registry import ConfigError
-from ubar_jax.results import Run, load_runs, open_folder
-from ubar_jax.rules import rules
-from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.topology import topologies
+from ubar_jax.results import Run, load_runs, open_folder, varying, write_table
 
 # Okabe and Ito's colours; their lightness differs, and so do markers and dashes, for grey prints.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -40,8 +35,6 @@ STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True, "grid.alpha": 0
 PLAIN = {**STYLE, "axes.grid": False}
 ROWS, COLUMNS = 6, 5  # of panels in a figure, at most
 
-PARTS = (rules, attacks, topologies, data.datasets, models, data.shardings, optimizers, schedules)
-REGISTRIES = {registry.kind: registry for registry in PARTS}
 # What panels may differ in: lines are rules, bands are seeds; rho and connection are in the specs.
 SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
 SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
@@ -76,11 +69,6 @@ def settings(runs: Sequence[Run], name: str) -> list:
         return rank, 0 if isinstance(value, str | None) else value, str(value)
 
     return sorted({getattr(run.config, name) for run in runs}, key=order)
-
-
-def varying(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Those settings of `names` that differ between the runs."""
-    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
 def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Run]]]:
@@ -193,29 +181,44 @@ def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
     for labels, own in split(runs, ["rule"]):
         index, x = names.index(labels["rule"]), times(own[0], unit)
         worst = np.stack([run.curves["worst"] for run in own])
-        offset = index % 4 / 4  # markers of close lines must not cover each other
-        axis.plot(x, worst.mean(0), markevery=(offset * 0.15, 0.2), **_style(index))
+        apart = max(1, len(x) // 5)
+        first = index % 4 * apart // 4  # markers of close lines must not cover each other
+        marked = [*range(first, len(x) - 1, apart), len(x) - 1]  # the last point is what tables quote
+        axis.plot(x, worst.mean(0), markevery=marked, **_style(index))
         look = {"color": COLOURS[index % 8], "alpha": 0.6 / max(4, len(names)), "lw": 0}
         axis.fill_between(x, worst.min(0), worst.max(0), **look)
 
 
-def final_worst(runs: Sequence[Run], columns: str) -> pd.DataFrame:
-    """Final worst accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
+def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mean) -> pd.DataFrame:
+    """Final worst accuracy, rules by `columns`, the mean over seeds; NaN where there is no run."""
     down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
     table = pd.DataFrame(index=down, columns=across)
     for labels, group in split(runs, ["rule", columns]):
-        table.loc[*labels.values()] = np.mean([run.summary["worst"] for run in group])
+        table.loc[*labels.values()] = over_seeds([run.summary["worst"] for run in group])
     return table.astype(float)
+
+
+def final_worst_spread(runs: Sequence[Run], columns: str) -> pd.DataFrame:
+    """`final_worst`; of several seeds also the lowest and the highest, in columns of their own."""
+    tables = [final_worst(runs, columns)]
+    for kind, f in {"lowest": np.min, "highest": np.max}.items() if varying(runs, ["seed"]) else ():
+        tables.append(final_worst(runs, columns, f).add_suffix(f", {kind} seed"))
+    return pd.concat(tables, axis=1)
 
 
 @matplotlib.rc_context(PLAIN)
 def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
-    """Final worst-node accuracy in per cent, rules by `columns`; the longer list goes down the page."""
-    table = final_worst(runs, columns)
-    table = table.rename(index=lambda v: short("rule", v), columns=lambda v: short(columns, v))
-    table = table.T if table.shape[1] > table.shape[0] else table
+    """Final worst-node accuracy in per cent, rules by `columns`; the longer list goes down the page.
+
+    With several seeds a cell has their mean and, in brackets, the lowest and the highest.
+    """
+    spread = bool(varying(runs, ["seed"]))
+    tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max)]
+    tables = [t.rename(index=lambda v: short("rule", v), columns=lambda v: short(columns, v)) for t in tables]
+    table, *ends = [t.T if t.shape[1] > t.shape[0] else t for t in tables]
     values, down, across = table.to_numpy(), table.index, table.columns
-    size = (1.6 + 0.075 * max(map(len, down)) + 0.55 * len(across), 1.4 + 0.28 * len(down))
+    cell = (0.75, 0.42) if spread else (0.55, 0.28)
+    size = (1.6 + 0.075 * max(map(len, down)) + cell[0] * len(across), 1.4 + cell[1] * len(down))
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     axis.set_title(title, loc="left")
@@ -225,8 +228,12 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     axis.set_yticks(range(len(down)), down)
     for (i, j), value in np.ndenumerate(values):
         text = "" if np.isnan(value) else f"{100 * value:.0f}"
+        if spread and text:
+            low, high = (f"{100 * end.to_numpy()[i, j]:.0f}" for end in ends)
+            text += f"\n({low} to {high})"
         axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
-    figure.colorbar(image, label="worst node's\naccuracy (cells: %)", pad=0.02)
+    seeds = f", mean (lowest to\nhighest) of {len(settings(runs, 'seed'))} seeds" if spread else ""
+    figure.colorbar(image, label=f"worst node's\naccuracy (cells: %{seeds})", pad=0.02)
     return figure
 
 
@@ -280,7 +287,7 @@ def figures(
     for labels, group in split(runs, [name for name in varied if name != columns]):
         if len(varying(group, ("rule", columns))) == 2:
             figure = heat_map(group, columns, words(labels))
-            yield file_name("heat_map", labels), figure, final_worst(group, columns)
+            yield file_name("heat_map", labels), figure, final_worst_spread(group, columns)
 
 
 def file_name(stem: str, labels: dict[str, Any]) -> str:
@@ -310,26 +317,23 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
     return runs
 
 
-def command(work: Callable[[list[Run], Path], None]) -> None:
+def launch(work: Callable[[list[Run], Path], None]) -> None:
     """Defines the flags that plot and report share, and calls `work` with the runs and where to write."""
     flags.DEFINE_multi_string("results", ["results"], "Folder of a sweep; repeat to read several as one.")
     flags.DEFINE_string("out", None, "Folder to write to; unset: the first of --results.")
+    command.must_be_named("results", "out")
     for name in ("rows", "columns"):
         flags.DEFINE_enum(
             name, None, SETTINGS, f"Setting by which {name} of panels differ; unset: what varies."
         )
 
-    def main(argv: Sequence[str]) -> int | None:
+    def main(argv: Sequence[str]) -> None:
         values = flags.FLAGS
-        try:
-            if argv[1:]:
-                raise ConfigError(f"unknown argument {argv[1]!r}; give flags")
-            return work(read_runs(values.results), open_folder(values.out or values.results[0]))
-        except ConfigError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+        if argv[1:]:
+            raise ConfigError(f"unknown argument {argv[1]!r}; give flags")
+        work(read_runs(values.results), open_folder(values.out or values.results[0]))
 
-    app.run(main)
+    command.launch(main)
 
 
 def plot(runs: list[Run], folder: Path) -> None:
@@ -342,9 +346,10 @@ def plot(runs: list[Run], folder: Path) -> None:
         table.to_string(index=False, float_format="%.4f", na_rep=""),
         *paths,
         folder / "time_table.csv",
+        *(write_table(Path(folder)) for folder in flags.FLAGS.results),
         sep="\n",
     )
 
 
 if __name__ == "__main__":
-    command(plot)
+    launch(plot)

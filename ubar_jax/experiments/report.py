@@ -1,13 +1,14 @@
 """One self-contained page of results: `python -m ubar_jax.experiments.report --results=FOLDER`.
 
 Writes report.html: a summary table, all figures of `plot` (--rows and --columns as there), the networks with
-their attackers, every node's accuracy and who accepted whom in each rule's worst run, times, the command and
-versions. Repeat --results to read several folders as one.
+their attackers, every node's accuracy and who accepted whom in each rule's worst run, the notices of the
+runs, times, the command, date and versions. Repeat --results to read several folders as one.
 """
 
 import base64
 import collections
 import contextlib
+import datetime
 import html
 import io
 import json
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure
 from ubar_jax import topology
 from ubar_jax.experiments import plot
 from ubar_jax.registry import ConfigError
-from ubar_jax.results import Run
+from ubar_jax.results import Run, varying
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -40,16 +41,19 @@ figure {{ margin: 1rem 0 }}
 table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums }}
 th, td {{ border-bottom: 1px solid #ccc; padding: 0.2rem 1rem 0.2rem 0; text-align: left }}
 th, td {{ white-space: nowrap }}
+.wrap td {{ white-space: normal; vertical-align: top }}
 pre {{ background: #f2f2f2; padding: 0.6rem; white-space: pre-wrap }}
 </style></head>
 <body>
 <h1>{title}</h1>
+<p>Report of {date}.</p>
 <nav><ul>{links}</ul></nav>
 {sections}
 </body></html>
 """
-SUMMARY = """Final accuracy on the whole test set: of the worst benign node (mean over seeds, and the lowest
-seed), and the mean of all benign nodes."""
+SUMMARY = """Final accuracy on the whole test set: of the worst benign node (mean over seeds, the lowest and
+the highest seed), and the mean of all benign nodes."""
+NOTICES = "What the simulator changed or found worth knowing, and in how many runs."
 FIGURES = """The worst benign node. Runs without attackers have no Byzantine ratio and are shown at each. Heat
 maps are drawn where rules and the setting of the columns both vary."""
 NETWORKS = "One for every topology, number of nodes and number of attackers, each at its first seed."
@@ -76,12 +80,14 @@ def report(
         "Networks": [text(NETWORKS), *networks(runs)],
         "Every node": [text(NODES), image("accuracy of every benign node", plot.node_accuracy(worst))],
         "Accepted edges": [text(EDGES), *accepted(worst)],
+        "Notices": [text(NOTICES), *notices(runs)],
         "Time": [text(TIME), table(plot.time_table(runs))],
         "How it was run": [*map(provenance, folders), *versions(runs)],
     }
     ids = {name: name.lower().replace(" ", "-") for name in sections}
     return PAGE.format(
-        title=html.escape(f"{len(runs)} runs in {', '.join(map(str, folders))}"),
+        title=html.escape(title(runs)),
+        date=datetime.date.today().isoformat(),
         links="".join(f'<li><a href="#{ids[name]}">{name}</a></li>' for name in sections),
         sections="\n".join(
             f'<section id="{ids[name]}"><h2>{name}</h2>\n{"".join(parts)}</section>'
@@ -90,12 +96,40 @@ def report(
     )
 
 
+def title(runs: Sequence[Run]) -> str:
+    """What the runs are about: how many, their rules, attacks and data sets."""
+
+    def told(name):
+        values = [plot.short(name, value) for value in plot.settings(runs, name)]
+        return ", ".join(values) if len(values) <= 3 else f"{len(values)} {name}s"
+
+    attacked = f"under {told('attack')}" if told("attack") != "none" else "without attackers"
+    return f"{told('rule')} {attacked} on {told('dataset')}: {len(runs)} runs"
+
+
+def notices(runs: Sequence[Run]) -> list[str]:
+    """Every notice with the runs that gave it, counted by rule and attack."""
+    told = collections.defaultdict(list)
+    for run in runs:
+        for notice in run.summary.get("notices", []):
+            told[notice].append(run)
+    if not told:
+        return [text("None.")]
+    lines = []
+    for notice, group in told.items():
+        attacks = ", ".join(plot.short("attack", value) for value in plot.settings(group, "attack"))
+        lines.append({"runs": len(group), "attacks": attacks, "notice": notice})
+    return [table(pd.DataFrame(lines), wrap=True)]
+
+
 def text(words: str, tag: str = "p") -> str:
     return f"<{tag}>{html.escape(words)}</{tag}>\n"
 
 
-def table(frame: pd.DataFrame) -> str:
-    inside = frame.to_html(index=False, border=0, justify="left", na_rep="", float_format="{:.4f}".format)
+def table(frame: pd.DataFrame, wrap: bool = False) -> str:
+    look = {"border": 0, "justify": "left", "na_rep": "", "float_format": "{:.4f}".format}
+    with pd.option_context("display.max_colwidth", None):
+        inside = frame.to_html(index=False, classes="wrap" if wrap else None, **look)
     return f'<div class="wide">{inside}</div>\n'
 
 
@@ -109,13 +143,14 @@ def image(name: str, figure: Figure) -> str:
 
 def summary(runs: Sequence[Run]) -> list[str]:
     """Final accuracy by rule and what varies, seeds together; and the settings that all runs share."""
-    varied = ["rule", *plot.varying(runs, plot.SETTINGS)]
+    varied = ["rule", *varying(runs, plot.SETTINGS)]
     lines = []
     for labels, group in plot.split(runs, varied):
         worst, mean = ([run.summary[name] for run in group] for name in ("worst", "mean"))
         lines.append({name.replace("_", " "): plot.short(name, value) for name, value in labels.items()})
         lines[-1] |= {"seeds": len(group), "worst node": f"{np.mean(worst):.1%}"}
-        lines[-1] |= {"lowest seed": f"{min(worst):.1%}", "mean": f"{np.mean(mean):.1%}"}
+        lines[-1] |= {"lowest seed": f"{min(worst):.1%}", "highest seed": f"{max(worst):.1%}"}
+        lines[-1] |= {"mean": f"{np.mean(mean):.1%}"}
         lines[-1] |= {"diverged": sum(run.summary["diverged"] is not None for run in group)}
     shared = [f"{n}={getattr(runs[0].config, n)}" for n in plot.SETTINGS if n not in varied]
     return [table(pd.DataFrame(lines)), text(f"In all runs: {', '.join(shared)}.")]
@@ -128,7 +163,7 @@ def failures(folders: Sequence[Path]) -> list[str]:
         failed = _read(path)
         config, error = failed.get("config", {}), failed.get("error", "not recorded")
         lines.append({n: str(config.get(n)) for n in ("rule", "attack", "byzantine_ratio", "seed")})
-        lines[-1] |= {"error": error.strip().split("\n")[-1], "folder": str(path.parent)}
+        lines[-1] |= {"error": error.strip().split("\n")[-1], "folder": path.parent.name}
     return [text("Failed runs", "h3"), table(pd.DataFrame(lines))] if lines else []
 
 
@@ -218,8 +253,8 @@ def _read(path: Path) -> dict:
 def provenance(folder: Path) -> str:
     """The command of a sweep's folder and what else the sweep noted."""
     noted = _read(folder / "sweep.json")
-    command = noted.pop("command", "command not recorded")
-    parts = [text(str(folder), "h3"), text(command, "pre")]
+    command, date = (noted.pop(name, f"{name} not recorded") for name in ("command", "date"))
+    parts = [text(f"{folder.absolute().name}, {date}", "h3"), text(command, "pre")]
     if seconds := noted.get("seconds"):
         share = seconds["compilation"] / seconds["total"]
         parts.append(text(f"Compilation took {share:.0%} of {seconds['total']:.0f} seconds."))
@@ -239,4 +274,4 @@ def write(runs: list[Run], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    plot.command(write)
+    plot.launch(write)

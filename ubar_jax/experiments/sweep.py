@@ -11,6 +11,7 @@ but a run diverged; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
+import datetime
 import importlib
 import importlib.util
 import itertools
@@ -19,51 +20,69 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 from tqdm import tqdm
 
-from ubar_jax import data, results
-from ubar_jax.attacks import attacks
+from ubar_jax import results
 from ubar_jax.compilation import use_cache
-from ubar_jax.config import Config, canonical
-from ubar_jax.experiments import plot
+from ubar_jax.config import REGISTRIES, Config, canonical
+from ubar_jax.experiments import command
 from ubar_jax.groups import choose_width, estimate
-from ubar_jax.models import models
-from ubar_jax.registry import ConfigError
-from ubar_jax.rules import rules
-from ubar_jax.schedules import optimizers, schedules
-from ubar_jax.sweeps import Outcome, Plan, carry_out, disk_is_full, make_plan
-from ubar_jax.topology import topologies
+from ubar_jax.registry import ConfigError, shown
+from ubar_jax.sweeps import Outcome, Plan, carry_out, make_plan
 
 DEFAULT = Config()
 flags.DEFINE_multi_string("rule", [DEFAULT.rule], "Aggregation rule, such as ubar(rho=0.4).")
-flags.DEFINE_multi_string("attack", [DEFAULT.attack], "Attack, such as gaussian(std=1).")
+flags.DEFINE_multi_string("attack", [DEFAULT.attack], "What Byzantine nodes send, such as gaussian(std=1).")
 flags.DEFINE_multi_string("topology", [DEFAULT.topology], "Network, such as torus.")
-flags.DEFINE_multi_string("dataset", [DEFAULT.dataset], "digits, mnist, cifar10, any tfds name.")
-flags.DEFINE_multi_string("model", [DEFAULT.model], "Model, or package.module:Class.")
-flags.DEFINE_multi_string("sharding", [DEFAULT.sharding], "How data is split over the nodes.")
-flags.DEFINE_multi_string("optimizer", [DEFAULT.optimizer], "What turns gradients into steps.")
-flags.DEFINE_multi_string("schedule", [DEFAULT.schedule], "Learning rate over epochs.")
-flags.DEFINE_multi_integer("nodes", [DEFAULT.nodes], "Number of benign nodes.")
-flags.DEFINE_multi_float("byzantine_ratio", [DEFAULT.byzantine_ratio], "f / (nodes + f).")
-flags.DEFINE_multi_float("connection", [DEFAULT.connection], "Connection ratio of a topology.")
-flags.DEFINE_multi_string(
-    "rho", [str(DEFAULT.rho)], "Assumed benign share of the neighbours, conservative, or oracle."
+flags.DEFINE_multi_string("dataset", [DEFAULT.dataset], "digits, mnist, cifar10 or any other tfds name.")
+flags.DEFINE_multi_string("model", [DEFAULT.model], "Model, such as mlp, or your own package.module:Class.")
+flags.DEFINE_multi_string("sharding", [DEFAULT.sharding], "How the training set is split over the nodes.")
+flags.DEFINE_multi_string("optimizer", [DEFAULT.optimizer], "What turns a node's gradients into steps.")
+flags.DEFINE_multi_string("schedule", [DEFAULT.schedule], "Factor of the learning rate, by epochs.")
+flags.DEFINE_multi_integer("nodes", [DEFAULT.nodes], "Number of benign nodes; Byzantine ones are added.")
+flags.DEFINE_multi_float(
+    "byzantine_ratio",
+    [DEFAULT.byzantine_ratio],
+    "Share of Byzantine nodes among all nodes: f / (nodes + f).",
 )
-flags.DEFINE_multi_float("alpha", None, "Weight of own model; unset: the rule's own default.")
-flags.DEFINE_multi_float("learning_rate", [DEFAULT.learning_rate], "lambda_0.")
-flags.DEFINE_multi_integer("batch_size", [DEFAULT.batch_size], "Examples a node and round.")
-flags.DEFINE_multi_integer("rounds", [DEFAULT.rounds], "Rounds.")
+flags.DEFINE_multi_float(
+    "connection",
+    [DEFAULT.connection],
+    "Probability of a link between two nodes, for topologies that leave `connection` open.",
+)
+flags.DEFINE_multi_string(
+    "rho",
+    [str(DEFAULT.rho)],
+    "Share of a node's neighbours that rules assume to be benign, for rules that leave `rho` open: a number "
+    "in (0, 1], conservative (one neighbour) or oracle (the true share).",
+)
+flags.DEFINE_multi_float(
+    "alpha",
+    None,
+    "Weight of a node's own model in the mix, from 0 to 1; unset: the rule's own.",
+)
+flags.DEFINE_multi_float("learning_rate", [DEFAULT.learning_rate], "Learning rate of the first epoch.")
+flags.DEFINE_multi_integer("batch_size", [DEFAULT.batch_size], "Training examples per node and round.")
+flags.DEFINE_multi_integer("rounds", [DEFAULT.rounds], "Rounds per run: one SGD step and one exchange each.")
 flags.DEFINE_multi_string("seeds", [str(DEFAULT.seed)], "Seeds, as 0,1,2 or repeated.")
-flags.DEFINE_integer("eval_every", DEFAULT.eval_every, "Rounds between evaluations.")
-flags.DEFINE_integer("eval_size", None, "Test examples while training (the last evaluation takes all).")
+flags.DEFINE_integer("eval_every", DEFAULT.eval_every, "Rounds between two evaluations.")
+flags.DEFINE_integer(
+    "eval_size",
+    None,
+    "Test examples per evaluation; unset: all. The last evaluation always takes all.",
+)
 flags.DEFINE_string("results", "results", "Folder for results and figures.")
 flags.DEFINE_bool("save_models", False, "Keep every node's final parameters (models.npz).")
-flags.DEFINE_bool("dry_run", False, "Only print the runs, the compile groups and an estimate of the time.")
+flags.DEFINE_bool(
+    "dry_run", False, "Print the runs, the compile groups and an estimate of the time, and write no result."
+)
 flags.DEFINE_integer("width", None, "Runs of a group side by side; by default 1 on a CPU.", lower_bound=1)
-flags.DEFINE_float("checkpoint_seconds", 60, "Least time between checkpoints.", lower_bound=0)
+flags.DEFINE_float("checkpoint_seconds", 60, "Least number of seconds between two checkpoints.")
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
 flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers parts of your own.")
+flags.register_validator("checkpoint_seconds", lambda v: v >= 0, message="must be a number >= 0")
+command.must_be_named("results")
 
 GRID = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
 GRID += ("nodes", "byzantine_ratio", "connection", "rho", "alpha", "learning_rate", "batch_size")
@@ -71,19 +90,20 @@ GRID += ("rounds", "seeds")
 
 
 def grid(values: dict[str, Sequence]) -> tuple[list[Config], list[str]]:
-    """The product of the lists as canonical configs, each once, and the notices it gave."""
+    """The product of the lists as canonical configs, each once, and notices."""
     values = {k: list(v) if v else [None] for k, v in values.items()}
     values["rho"] = [_number_or_word(rho) for rho in values["rho"]]
     values["seed"] = [_seed(s) for text in values.pop("seeds") for s in text.split(",")]
-    configs, notices = {}, []
+    configs: dict[Config, None] = {}
+    notices = []
     product = list(itertools.product(*values.values()))
     for point in product:
         config, said = canonical(Config(**dict(zip(values, point, strict=True))))
-        configs[config.digest()] = config
+        configs[config] = None
         notices += said
     if len(configs) < len(product):
         notices.append(f"{len(product)} combinations mean {len(configs)} different runs; duplicates merged")
-    return list(configs.values()), list(dict.fromkeys(notices))
+    return list(configs), list(dict.fromkeys(notices))
 
 
 def describe(plan: Plan, width: int | None) -> str:
@@ -92,13 +112,13 @@ def describe(plan: Plan, width: int | None) -> str:
     names = [f.name for f in dataclasses.fields(Config)]
     left = plan.left
     for number, group in enumerate(left, 1):
-        same, differ = group[0].config, plot.varying(group, names)
+        same, differ = group[0].config, results.varying(group, names)
         whole = next(g for g in plan.groups if any(e is group[0] for e in g))
         lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
         lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {choose_width(whole, width)} side by side"
-        for config in (e.config for e in group):
-            settings = [f"{name}={getattr(config, name)}" for name in differ]
-            lines.append("  ".join(["   ", config.digest(), *settings]))
+        for experiment in group:
+            settings = [f"{name}={getattr(experiment.config, name)}" for name in differ]
+            lines.append("  ".join(["   ", experiment.digest, *settings]))
     runs = sum(map(len, left))
     lines.append(f"{runs} runs to do, {len(plan.finished)} done already; {len(left)} compilations")
     if left:
@@ -109,24 +129,19 @@ def describe(plan: Plan, width: int | None) -> str:
 
 def table(runs: Sequence[results.Run]) -> str:
     """Worst and mean accuracy of every run, next to the settings that differ."""
+    frame = results.table(runs)
     fields = [f.name for f in dataclasses.fields(Config) if f.name != "rule"]
-    varying = ["rule", *plot.varying(runs, fields)]
-    rows = [[*varying, "worst", "mean", "seconds", ""]]
-    for run in runs:
-        s = run.summary
-        rows.append([str(getattr(run.config, f)) for f in varying])
-        rows[-1] += [f"{s['worst']:.1%}", f"{s['mean']:.1%}", f"{sum(s['seconds'].values()):.1f}"]
-        rows[-1] += ["diverged at round {}, node {}".format(*s["diverged"]) if s["diverged"] else ""]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-    return "\n".join(lines)
+    frame = frame[["rule", *results.varying(runs, fields), "worst", "mean", "seconds", "diverged"]]
+    for name in ("worst", "mean"):
+        frame[name] = frame[name].map("{:.1%}".format)
+    if not frame["diverged"].any():
+        frame = frame.drop(columns="diverged")
+    return frame.to_string(index=False, float_format="%.4g", na_rep="", justify="left")
 
 
 def listing() -> str:
     """Every part by kind."""
-    kinds = [rules, attacks, topologies, data.datasets, models]
-    kinds += [data.shardings, optimizers, schedules]
-    return "\n\n".join(f"{r.kind}:\n{r.listing()}" for r in kinds)
+    return "\n\n".join(f"{registry.kind}:\n{registry.listing()}" for registry in REGISTRIES.values())
 
 
 def load_plugin(name: str) -> None:
@@ -139,7 +154,7 @@ def load_plugin(name: str) -> None:
             spec.loader.exec_module(module)
         else:
             importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"plugin {name!r} cannot be imported ({type(error).__name__}: {error}); give an importable "
             "module or a .py file"
@@ -157,32 +172,33 @@ def _seed(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ConfigError(f"--seeds={text!r} is not a whole number; write --seeds=0,1,2") from error
+        raise ConfigError(f"--seeds={shown(text)} is not a whole number; write --seeds=0,1,2") from error
 
 
 def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
-    logging.set_verbosity(logging.FATAL)  # what goes wrong is told in our own words, once
     for name in values.plugin:
         load_plugin(name)
     if argv[1:] == ["list"]:
         print(listing())
         return 0
     if argv[1:]:
-        raise ConfigError(f"unknown argument {argv[1]!r}; give flags, or the word list")
+        raise ConfigError(f"unknown argument {shown(argv[1])}; give flags, or the word list")
     lists = {name: values[name].value for name in GRID}
     lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
     configs, notices = grid(lists)
+    if values.dry_run:
+        plan = make_plan(configs, Path(values.results), values.save_models)
+        _tell([*notices, *plan.notices])
+        print(describe(plan, values.width))
+        return 0
     use_cache()
-    command = shlex.join(["python", "-m", "ubar_jax.experiments.sweep", *sys.argv[1:]])
-    with results.owned(values.results, command) as folder:
+    typed = shlex.join(["python", "-m", "ubar_jax.experiments.sweep", *sys.argv[1:]])
+    with results.owned(values.results, typed) as folder:
         plan = make_plan(configs, folder, values.save_models)
-        for notice in [*notices, *plan.notices]:
-            print(f"notice: {notice}")
-        if values.dry_run:
-            print(describe(plan, values.width))
-            return 0
-        about = {"command": command, "versions": results.versions(), "device": results.device()}
+        _tell([*notices, *plan.notices])
+        about = {"command": typed, "date": datetime.date.today().isoformat()}
+        about |= {"versions": results.versions(), "device": results.device()}
         if plan.left:
             results.write_json(folder / "sweep.json", about)
         if plan.finished:
@@ -195,13 +211,19 @@ def main(argv: Sequence[str]) -> int:
             checkpoint_seconds=values.checkpoint_seconds,
             tensorboard=values.tensorboard,
         )
-        return conclude(configs, folder, plan, outcome, about)
+        return conclude(folder, plan, outcome, about)
 
 
-def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
+def _tell(notices: Sequence[str]) -> None:
+    for notice in dict.fromkeys(notices):
+        print(f"notice: {notice}")
+
+
+def conclude(folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
     """Prints what came of the sweep, writes it down, draws; returns the exit code."""
-    failed = {config for config, _ in outcome.failed}
-    runs = [results.load_run(folder / c.digest()) for c in configs if c not in failed]
+    from ubar_jax.experiments import plot
+
+    runs = [results.load_run(folder / digest) for digest in plan.configs if digest not in outcome.failed]
     if outcome.programs:
         left = plan.left
         cached = sum(program.cached for program in outcome.programs)
@@ -214,47 +236,23 @@ def conclude(configs: Sequence[Config], folder: Path, plan: Plan, outcome: Outco
         )
     if runs:
         print(table(runs))
-        print(f"results in {folder}, figures: {', '.join(map(str, plot.draw_all(runs, folder)))}")
-    for config, error in outcome.failed:
-        where = folder / config.digest() / "failed.json"
+        results.write_table(folder)
+        drawn = ", ".join(map(str, plot.draw_all(runs, folder)))
+        print(f"results in {folder}, all runs in {folder / results.TABLE}, figures: {drawn}")
+    for digest, error in outcome.failed.items():
+        config, where = plan.configs[digest], folder / digest / "failed.json"
         print(
             f"FAILED: {config.rule} under {config.attack}, seed {config.seed}: {error} ({where})",
             file=sys.stderr,
         )
-    if failed:
+    if outcome.failed:
         print(
-            f"{len(failed)} of {len(configs)} runs failed; the same command tries them again", file=sys.stderr
+            f"{len(outcome.failed)} of {len(plan.configs)} runs failed; the same command tries them again",
+            file=sys.stderr,
         )
         return 1
     return 3 if any(run.summary["diverged"] for run in runs) else 0
 
 
-def run(argv: Sequence[str]) -> int:
-    """`main`, with a setting that cannot work told in one message and not in a traceback."""
-    try:
-        return main(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if not disk_is_full(error):
-            raise
-        told = "the disk is full. Finished runs are whole; make room, and the same command goes on"
-        print(f"error: {told}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where this one was", file=sys.stderr)
-        return 130
-
-
-def parse(argv: Sequence[str]) -> list[str]:
-    """Flags, with the exit code of bad input for those that cannot be."""
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        print(f"error: {error}\nTry --help.", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(run, flags_parser=parse)
+    command.launch(main)

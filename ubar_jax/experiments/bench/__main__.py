@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from absl import app, flags, logging
+from absl import flags
 
 from ubar_jax import results
+from ubar_jax.experiments import command
 from ubar_jax.experiments.bench import costs, figures
 from ubar_jax.experiments.bench.growth import growth
 from ubar_jax.experiments.bench.measure import BUDGET, limits, machine
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_serial
 from ubar_jax.experiments.bench.tables import PAPER, peak, time_tables
+from ubar_jax.registry import ConfigError
 from ubar_jax.rules import rules
 
 ROWS = {TRAINING: (TRAINING,), "rounds": (ROUND + "average", ROUND + "ubar")}  # for every model
@@ -31,9 +33,8 @@ SECTIONS = ("wall", "peak", TRAINING, *MODELS, "rounds", "attacks", "growth", "s
 def main(argv: Sequence[str]) -> None:
     sections, repeats = argv[1:] or SECTIONS, flags.FLAGS.repeats
     if unknown := set(sections) - set(SECTIONS):
-        raise app.UsageError(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
+        raise ConfigError(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
     folder = results.open_folder(flags.FLAGS.results)
-    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that it did not find
     if list(sections) != ["wall"]:
         if "wall" in sections:
             again = [sys.executable, "-m", "ubar_jax.experiments.bench", "wall"]
@@ -85,4 +86,5 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 7, "Timings of which the median is taken.", lower_bound=1)
     flags.DEFINE_string("results", "results/bench", "Folder for the tables (JSON) and the figures.")
-    app.run(main)
+    command.must_be_named("results")
+    command.launch(main)

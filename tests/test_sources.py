@@ -1,0 +1,126 @@
+"""An edited part or graph file is a new run; everything else keeps its digest."""
+
+import dataclasses
+import importlib.util
+import sys
+
+import pytest
+
+from ubar_jax import Config, rules
+from ubar_jax.attacks import attacks
+from ubar_jax.experiments.sweep import load_plugin
+
+PLUGIN = '''
+from ubar_jax import attacks, rules
+
+SCALE = 2
+UNUSED = 3
+
+
+def helper(x):
+    return SCALE * x
+
+
+def other(x):
+    return x
+
+
+@rules.register(pairs=lambda degree, count: degree)
+def edited_rule(inbox):
+    """Takes itself."""
+    return helper(inbox.own), {}
+
+
+@attacks.register
+def edited_attack(key, view):
+    """Sends itself."""
+    return -view.own[view.benign:]
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(text):
+        (tmp_path / "edited.py").write_text(text)
+        importlib.invalidate_caches()
+        load_plugin(str(tmp_path / "edited.py"))
+        return Config(rule="edited_rule").digest()
+
+    yield write
+    rules.parts.pop("edited_rule", None)
+    attacks.parts.pop("edited_attack", None)
+    sys.modules.pop("edited", None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ("helper(inbox.own)", "helper(inbox.own + 1)", True),
+        ("SCALE * x", "SCALE * x * x", True),
+        ("SCALE = 2", "SCALE = 4", True),
+        ("count: degree", "count: 0 * degree", True),
+        ("UNUSED = 3", "UNUSED = 4", False),
+        ("    return x\n", "    return x + 1\n", False),
+        ("return -view", "return -2 * view", False),
+    ],
+)
+def test_an_edited_rule_is_a_new_run(plugin, before, after, new):
+    assert before in PLUGIN
+    assert (plugin(PLUGIN) != plugin(PLUGIN.replace(before, after))) == new
+
+
+def test_a_plugin_that_is_not_used_changes_nothing_and_an_inner_attack_counts(plugin):
+    plain = Config(attack="gaussian", byzantine_ratio=0.3).digest()
+    plugin(PLUGIN)
+    assert Config(attack="gaussian", byzantine_ratio=0.3).digest() == plain
+    inner = Config(attack="sleeper(edited_attack)", byzantine_ratio=0.3)
+    before = inner.digest()
+    plugin(PLUGIN.replace("return -view", "return -2 * view"))
+    assert inner.digest() != before
+
+
+def test_the_text_is_taken_once(plugin, tmp_path):
+    digest = plugin(PLUGIN)
+    (tmp_path / "edited.py").write_text(PLUGIN.replace("SCALE * x", "x"))
+    assert Config(rule="edited_rule").digest() == digest  # the rule in memory is still the old one
+
+
+def test_an_edited_graph_file_is_a_new_run(tmp_path):
+    path = tmp_path / "net.txt"
+    config = Config(topology=f"file(path={str(path)!r})", nodes=4)
+    path.write_text("a b\nb c\nc d\n")
+    before = config.digest()
+    assert config.digest() == before
+    path.write_text("a b\nb c\nc d\nd a\n")
+    assert config.digest() != before
+
+
+def test_an_edited_model_is_a_new_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import flax.linen as nn\n\n\nclass Mine(nn.Module):\n    width: int = 3\n"
+    digests = []
+    for given in (text, text, text.replace("3", "4")):
+        (tmp_path / "own_model.py").write_text(given)
+        sys.modules.pop("own_model", None)
+        importlib.invalidate_caches()
+        digests.append(Config(model="own_model:Mine").digest())
+    sys.modules.pop("own_model")
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_digests_of_runs_without_own_parts_are_those_of_the_first_version():
+    """As in experiments/published: results of earlier versions are found again."""
+    map_run = Config(
+        rule="ubar(rho=0.4)",
+        attack="ipm",
+        dataset="mnist",
+        nodes=30,
+        byzantine_ratio=0.5,
+        batch_size=64,
+        rounds=300,
+        eval_every=50,
+        eval_size=1000,
+    )
+    assert map_run.digest() == "116061a37113"
+    assert Config().digest() == "038f59c04f49"
+    assert dataclasses.replace(map_run, seed=1).digest() != map_run.digest()

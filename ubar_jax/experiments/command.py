@@ -1,0 +1,97 @@
+"""What all commands share: flags and flagfiles, one way to say no, exit codes.
+
+Bad flags and settings end in one message, `error: ...`, and exit code 2; Ctrl-C in 130; a full disk in 1.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from ubar_jax.registry import ConfigError, shown
+from ubar_jax.sweeps import disk_is_full
+
+
+def launch(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Runs a command's `main` with the flags parsed, and exits with what it returns."""
+    app.run(lambda argv: guarded(main, argv), flags_parser=parse)
+
+
+def guarded(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
+    """`main`, with what the user can mend told in one message and not in a traceback."""
+    logging.set_verbosity(logging.FATAL)  # errors are reported in our own words, once
+    try:
+        return main(argv)
+    except ConfigError as error:
+        return refuse(error)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on where this one was", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        told = "the disk is full. Finished runs are whole; make room, and the same command goes on"
+        print(f"error: {told}", file=sys.stderr)
+        return 1
+
+
+def refuse(error: Exception) -> int:
+    """Reports bad input; returns its exit code."""
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Parses flags, those in flagfiles included; exits if they cannot be."""
+    try:
+        return flags.FLAGS([argv[0], *expanded(argv[1:])])
+    except (ConfigError, flags.Error) as error:
+        told = " ".join(str(error).split())
+        sys.exit(refuse(ConfigError(told if isinstance(error, ConfigError) else f"{told} (try --help)")))
+
+
+def expanded(args: Sequence[str], inside: tuple[Path, ...] = ()) -> list[str]:
+    """The arguments with every --flagfile replaced by the lines of that file; `inside` are the open ones."""
+    found, left = [], list(args)
+    while left:
+        arg = left.pop(0)
+        name, equals, path = arg.partition("=")
+        if arg == "--":
+            return [*found, arg, *left]
+        if name not in ("--flagfile", "-flagfile"):
+            found.append(arg)
+            continue
+        if not equals:
+            path = left.pop(0) if left else ""
+        file = Path(path).expanduser()
+        if file.absolute() in inside:
+            raise ConfigError(f"flagfile {path!r} includes itself; remove that line")
+        found += expanded(_lines(path, file), (*inside, file.absolute()))
+    return found
+
+
+def _lines(path: str, file: Path) -> list[str]:
+    if not path.strip():
+        raise ConfigError("--flagfile is empty; give it the name of a file")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ConfigError(f"flagfile {shown(path)} cannot be read ({why}); looked in {Path.cwd()}") from error
+    lines = [line.strip() for line in lines]
+    return [line for line in lines if line and not line.startswith(("#", "//"))]
+
+
+def must_be_named(*names: str) -> None:
+    """Refuses the empty text as the value of these flags."""
+    for name in names:
+        flags.register_validator(
+            name,
+            lambda v: v is None or (bool(v) and all(v)),
+            message=f"is empty; leave --{name} out or name one",
+        )

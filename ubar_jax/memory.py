@@ -1,0 +1,36 @@
+"""How much memory a run needs at least, and refusing one that this machine cannot hold."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from ubar_jax.registry import ConfigError
+
+COPIES = 4  # of all nodes' models that every round holds at once; measured: 5 to 6
+EDGE = 140  # bytes of an edge in networkx, measured
+
+
+def host_memory() -> int:
+    """Bytes that this process may use on the host."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no such limit, or the word "max"
+        limit = min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return limit
+
+
+def device_memory() -> int:
+    """Bytes of the device that runs take place on."""
+    import jax
+
+    device = jax.devices()[0]
+    return (device.memory_stats() or {}).get("bytes_limit") or host_memory()
+
+
+def check_fits(what: str, parts: dict[str, float], limit: int, advice: str) -> None:
+    """Refuses what needs more than `limit` bytes; `parts` says for what it needs how many."""
+    if (total := sum(parts.values())) <= limit:
+        return
+    shares = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in parts.items() if size >= total / 100)
+    raise ConfigError(
+        f"{what} needs at least {int(total):,} bytes of memory ({shares}), and there are {limit:,}; {advice}"
+    )
