@@ -1,9 +1,10 @@
-# make quickstart: set up and run the main job on bundled data.  make test: set up and run the tests.
+# make quickstart: set up and run the main job on bundled data.  make test: set up and run the tests
+# (quicktest: those that take seconds; test-all: the long ones, too).  make lint: style.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart quicktest test test-all lint clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -13,7 +14,13 @@ $(VENV)/.installed: pyproject.toml
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ubar_jax.experiments.sweep --flagfile=experiments/quickstart.flags
 
+quicktest: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m "not slow and not medium"
+
 test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed

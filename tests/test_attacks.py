@@ -62,6 +62,7 @@ def scene_for(spec, seed):
     return view_of(*scene, deployed), np.asarray(sent, float)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("norm", ["2", "inf"])
 @pytest.mark.parametrize("surrogate", ["krum", "deployed"])
 def test_the_searched_gamma_is_maximal(norm, surrogate):
@@ -82,6 +83,7 @@ def test_the_searched_gamma_is_maximal(norm, surrogate):
     assert searched > 10
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("norm", ["2", "inf"])
 def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
     """Krum knows no scale: models a thousand times closer give a thousandth of the gammas, or the cap."""
@@ -106,6 +108,7 @@ def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
     assert bounded > 10 and unbounded > 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("norm", ["2", "inf"])
 def test_by_the_deployed_rule_the_search_finds_the_same_if_that_is_krum(norm):
     deployed, bounded = rules.parse("dkrum(rho=0.4)"), 0
@@ -125,7 +128,11 @@ def test_by_the_deployed_rule_the_search_finds_the_same_if_that_is_krum(norm):
     assert bounded > 10
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+SLOWLY = [pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, 1e30)]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("value", [np.nan, *SLOWLY])
 @pytest.mark.parametrize("spec", SPECS)
 def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     """The others are told what they would be told if the lost node were not there."""
@@ -183,6 +190,7 @@ def test_a_search_ends_with_the_last_attacker():
     assert 15 <= len(tried) <= 20
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("direction", ["std", "sign", "unit"])
 def test_min_max_and_min_sum_go_as_far_as_they_may(direction):
     for seed in range(5):
@@ -226,6 +234,7 @@ def path_config(tmp_path, length, **changes):
     return dataclasses.replace(base, **changes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("distance", [1, 2, 4, 5])
 def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
     """lambda 0, one path: after tau rounds the target has moved by the payload."""
@@ -238,6 +247,7 @@ def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
         np.testing.assert_allclose(moved[target - 1], 0, atol=1e-6)  # it is not there yet
 
 
+@pytest.mark.slow
 def test_one_node_of_thirty_ruins_all_others_under_average():
     base = Config(rule="average", nodes=29, byzantine_ratio=1 / 30, batch_size=32, rounds=40, eval_every=40)
     honest = simulate(dataclasses.replace(base, attack="none"))
@@ -268,6 +278,7 @@ def test_a_sleeper_passes_the_inner_arguments_on_to_the_poison():
     del attacks.parts["shifted"]
 
 
+@pytest.mark.medium
 def test_a_sleeper_is_honest_until_it_wakes():
     base = Config(byzantine_ratio=0.3, batch_size=16, rounds=4, eval_every=1)
     awake = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=2)"))
@@ -278,6 +289,7 @@ def test_a_sleeper_is_honest_until_it_wakes():
     assert not awake.notices
 
 
+@pytest.mark.medium
 def test_label_flip_trains_on_flipped_labels():
     config = Config(
         attack="label_flip", byzantine_ratio=0.3, nodes=4, batch_size=16, rounds=60, eval_every=60
@@ -334,12 +346,14 @@ def one_round(rule, attack):
     return before, np.asarray(ravel(state.params)[0]), view
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", sorted(set(attacks.parts) - {"none"}))
 def test_honest_messages_are_never_changed(attack, spies):
     before, after, _ = one_round("spy_own", attack)
     np.testing.assert_array_equal(after[:6], before[:6])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attack", ["dissensus", "isolation", "sleeper(dissensus, start=0)"])
 def test_every_receiver_is_told_its_own_lie(attack, spies):
     _, after, view = one_round("spy_bad", attack)
@@ -356,6 +370,7 @@ def test_a_sleeping_dissensus_is_honest(spies):
         np.testing.assert_array_equal(after[i], before[max(bad)] if bad else before[i])
 
 
+@pytest.mark.medium
 def test_tailored_messages_reach_their_receivers(tmp_path):
     """On the path 0-1-2-3-attacker isolation tells node 3 (x_3 - (x_2 + x_3) / 3) / (1/3) = 2 x_3 - x_2.
 

@@ -18,6 +18,8 @@ torch = pytest.importorskip(
 )
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+pytestmark = pytest.mark.medium
+
 serial = scenes.load_serial()
 PARAMETERS = {"mlp": 79_510, "lenet": 61_706, "cnn": 977_866}
 

@@ -14,6 +14,7 @@ def test_digits_are_real_and_whole():
     assert set(digits.train_y) == set(range(10))
 
 
+@pytest.mark.slow  # tfds decodes 3,000 images per second
 @pytest.mark.parametrize(
     ("name", "sizes", "shape"),
     [("mnist", (60000, 10000), (28, 28, 1)), ("cifar10", (50000, 10000), (32, 32, 3))],
@@ -25,6 +26,7 @@ def test_prepared_tfds_sets_are_read(name, sizes, shape, tfds_dir):
     assert found.classes == 10 and np.bincount(found.test_y).min() >= 800
 
 
+@pytest.mark.slow
 def test_the_cached_arrays_are_what_tfds_reads(tfds_dir, tmp_path, monkeypatch):
     """A first read into an empty cache folder, a second from it, and the newest way round tfds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -100,7 +100,11 @@ def test_the_sum_of_the_smallest(size):
     np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 18, 33, 40, 41, 64, 65, 128, 150])
+MEDIUM = [pytest.param(slots, marks=pytest.mark.medium) for slots in (33, 40, 41, 64)]
+SLOW = [pytest.param(slots, marks=pytest.mark.slow) for slots in (65, 128, 150)]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 18, *MEDIUM, *SLOW])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
     """Up to 40 slots, a median up to 64, by one fused network, above stage by stage."""
     rng = np.random.default_rng(slots)

@@ -19,10 +19,11 @@ def test_parameter_counts(model, shape, parameters):
 @pytest.mark.parametrize("model", models.parts)
 def test_models_fit_every_shape_from_their_least(model):
     least = models.parts[model].traits["least"]
-    for side in (least, least + 1, 28):
+    for side in (least, least + 1, 28):  # make_task refuses what does not run
         task = make_task(model, (side, side, 3), 7)
-        params = jax.jit(task.init)(jax.random.key(0))
-        assert jax.jit(task.predict)(params, jnp.ones((2, side, side, 3))).shape == (2, 7)
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        shape = jax.eval_shape(task.predict, params, jnp.ones((2, side, side, 3))).shape
+        assert shape == (2, 7)
     if least > 1:
         with pytest.raises(ConfigError, match=f"at least {least}x{least} pixels"):
             make_task(model, (least - 1, 40, 1), 10)

@@ -13,6 +13,8 @@ from ubar_jax.compilation import trace_chunk
 from ubar_jax.experiment import prepare
 from ubar_jax.models import models
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(params=["cpu", "accelerator"])
 def formulation(request, monkeypatch):

@@ -17,6 +17,8 @@ from ubar_jax.experiments import plot
 from ubar_jax.registry import ConfigError
 from ubar_jax.results import FORMAT, Run
 
+pytestmark = pytest.mark.medium
+
 ROOT = Path(__file__).parents[1]
 RULES = ("average", "ubar(rho=0.4)", "dmedian")
 

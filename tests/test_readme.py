@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.medium
+
 ROOT = Path(__file__).parents[1]
 
 

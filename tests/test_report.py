@@ -13,6 +13,8 @@ from test_plot import RULES, make_run, make_runs, run_module, write_runs
 
 from ubar_jax.experiments import report
 
+pytestmark = pytest.mark.medium
+
 
 class Page(html.parser.HTMLParser):
     """Tags, attributes and text of a page."""

@@ -16,6 +16,8 @@ from ubar_jax.round import batches, make_round, normalise, ravel
 from ubar_jax.rules import aggregate, rules
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case
 
+pytestmark = pytest.mark.medium
+
 
 def mlp_loss_and_gradient(x, images, labels, sizes):
     """Loss of a one-hidden-layer ReLU network and its gradient, by hand; x [d] in ravelled order."""

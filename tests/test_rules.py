@@ -39,6 +39,7 @@ MANY = [*rules.parts, "bridge(byzantine=oracle)", "dbulyan(byzantine=0.1)", "uba
 MANY += [f"bridge({v}, {o}, byzantine=0.2)" for v in "TMKB" for o in (True, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", MANY)
 def test_equal_to_the_reference_on_200_random_graphs(spec):
     rule = rules.parse(spec)

@@ -25,6 +25,7 @@ from ubar_jax.types import Data
 BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, eval_every=2)
 
 
+@pytest.mark.medium
 def test_one_compilation_serves_seeds_rates_and_strengths():
     """Where the padded sizes are equal, that is: on a complete graph they always are."""
     base = dataclasses.replace(BASE, topology="complete")
@@ -53,6 +54,7 @@ def test_a_chunk_is_one_program_without_callbacks():
     assert donated >= len(jax.tree.leaves(initial_state(program, 0).params))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("keeps", [False, True])
 def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
     """Six rounds, two a chunk. A checkpoint wants the models that the next chunk would overwrite."""
@@ -77,6 +79,7 @@ def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
         assert " ".join(events) == f"read launch launch {told}launch {told}{told}".strip()
 
 
+@pytest.mark.medium
 def test_a_last_chunk_that_is_shorter_changes_nothing():
     even = simulate(dataclasses.replace(BASE, rounds=5, eval_every=5))
     ragged = simulate(dataclasses.replace(BASE, rounds=5, eval_every=2))
@@ -87,6 +90,7 @@ def test_a_last_chunk_that_is_shorter_changes_nothing():
     np.testing.assert_array_equal(ragged.accepted, even.accepted)
 
 
+@pytest.mark.medium
 def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
     whole = simulate(BASE)
     part = simulate(dataclasses.replace(BASE, eval_size=50))
@@ -112,6 +116,7 @@ def test_evaluation_of_any_number_of_examples(size):
         assert float(got["loss"][i]) == pytest.approx(float(task.loss(one, normalise(scale, x), y)), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_run_whose_test_set_is_not_a_multiple_of_the_forward_pass():
     base = dataclasses.replace(BASE, dataset="synthetic(examples=3000, size=2)", attack="none", rounds=2)
     assert simulate(base).curves["accuracy"].shape == (2, 10)
@@ -140,6 +145,7 @@ def test_a_long_compilation_is_announced(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.medium
 def test_accuracy_and_consensus_are_what_they_say():
     result = simulate(BASE)
     experiment = prepare(BASE)
@@ -158,6 +164,7 @@ def test_accuracy_and_consensus_are_what_they_say():
     assert result.curves["worst"][-1] == result.final["accuracy"].min()
 
 
+@pytest.mark.medium
 def test_shares_of_byzantine_edges():
     none = simulate(dataclasses.replace(BASE, attack="none"))
     assert not none.curves["byzantine_selected"].any()
@@ -173,6 +180,7 @@ def test_shares_of_byzantine_edges():
     assert ubar.curves["byzantine_selected"][-1] < share
 
 
+@pytest.mark.medium
 def test_divergence_is_told_with_node_and_round():
     result = simulate(dataclasses.replace(BASE, rule="average", attack="nonfinite"))
     t, node = result.diverged
@@ -182,6 +190,7 @@ def test_divergence_is_told_with_node_and_round():
     assert wild.diverged is not None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_optimizers_change_the_steps(optimizer):
     plain = simulate(BASE)

@@ -13,6 +13,8 @@ from ubar_jax.attacks import attacks
 from ubar_jax.experiments.sweep import GRID, grid
 from ubar_jax.results import load_runs
 
+pytestmark = pytest.mark.medium
+
 SMALL = ["--rounds=4", "--eval_every=2", "--batch_size=16", "--nodes=6"]
 ROOT = Path(__file__).parents[1]
 

@@ -23,6 +23,8 @@ from ubar_jax.experiment import prepare
 from ubar_jax.groups import estimate, grouped, in_batches
 from ubar_jax.simulate import run
 
+pytestmark = pytest.mark.medium
+
 ROOT = Path(__file__).parents[1]
 BASE = Config(
     attack="gaussian", byzantine_ratio=0.3, topology="complete", batch_size=16, rounds=5, eval_every=3
@@ -342,7 +344,7 @@ GRID += ["--rounds=200", "--eval_every=10", "--batch_size=16", "--seeds=0,1", "-
 GRID += ["--learning_rate=0.01"]
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
     """SIGKILL, three times; then the results are bit-identical to those of one quiet run."""
     env = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}

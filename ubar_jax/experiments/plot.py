@@ -140,7 +140,8 @@ def worst_accuracy(
     there in a further figure. `names` are the rules of all figures, so that each keeps its colour.
     """
     lines, steps, unit = settings(runs, rows), settings(runs, columns), time_unit(runs)
-    width = min(len(steps), COLUMNS)
+    strips_per_row = -(-len(steps) // COLUMNS)
+    width = -(-len(steps) // strips_per_row)  # rows of panels of about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
     height = ROWS // len(lines) * len(lines) or ROWS
     shown = [name for name in names if name in settings(runs, "rule")]
