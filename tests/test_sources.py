@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from ubar_jax import Config, rules
-from ubar_jax.attacks import attacks
 from ubar_jax.experiments.sweep import load_plugin
+from ubar_jax.parts.byzantine import attacks
 
 PLUGIN = '''
 from ubar_jax import attacks, rules

@@ -1,20 +1,28 @@
-"""Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program."""
+"""Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program.
 
+Names are imported when they are first used, so that drawing a picture does not load the engine.
+"""
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 # Before JAX is imported: XLA calls every program that a CPU takes from the cache one made for another
 # machine, in lines of 3,000 characters (openxla/xla issue 44565). What does go wrong is raised as well.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from ubar_jax import linalg, targeted  # noqa: F401 (targeted registers attacks)
-from ubar_jax.attacks import attacks
-from ubar_jax.config import Config
-from ubar_jax.data import datasets
-from ubar_jax.models import models
-from ubar_jax.registry import ConfigError
-from ubar_jax.rules import rules
-from ubar_jax.simulate import Result, simulate
-from ubar_jax.topology import topologies
+if TYPE_CHECKING:
+    from ubar_jax.config import Config
+    from ubar_jax.engine.simulation import simulate
+    from ubar_jax.numerics import linalg, order_statistics
+    from ubar_jax.parts.aggregation import rules
+    from ubar_jax.parts.byzantine import attacks
+    from ubar_jax.parts.data import datasets
+    from ubar_jax.parts.tasks import models
+    from ubar_jax.parts.topology import topologies
+    from ubar_jax.registry import ConfigError
+    from ubar_jax.sweeps import results
+    from ubar_jax.types import Result
 
 __all__ = [
     "Config",
@@ -24,7 +32,33 @@ __all__ = [
     "datasets",
     "linalg",
     "models",
+    "order_statistics",
+    "results",
     "rules",
     "simulate",
     "topologies",
 ]
+
+_HOMES = {
+    "Config": "config",
+    "ConfigError": "registry",
+    "Result": "types",
+    "attacks": "parts.byzantine",
+    "datasets": "parts.data",
+    "linalg": "numerics",
+    "models": "parts.tasks",
+    "order_statistics": "numerics",
+    "results": "sweeps",
+    "rules": "parts.aggregation",
+    "simulate": "engine.simulation",
+    "topologies": "parts.topology",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ubar_jax' has no attribute {name!r}")
+    home = importlib.import_module(f"ubar_jax.{_HOMES[name]}")
+    if not hasattr(home, name):  # a module of a package
+        return importlib.import_module(f"{home.__name__}.{name}")
+    return getattr(home, name)

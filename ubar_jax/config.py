@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ubar_jax import data, models
-from ubar_jax.attacks import attacks
+from ubar_jax.parts import data, tasks
+from ubar_jax.parts.aggregation import rules
+from ubar_jax.parts.byzantine import attacks
+from ubar_jax.parts.optimisation import optimizers, schedules
+from ubar_jax.parts.topology import topologies
 from ubar_jax.registry import ConfigError, Number, shown
-from ubar_jax.rules import rules
-from ubar_jax.schedules import optimizers, schedules
 from ubar_jax.sources import source_of
-from ubar_jax.topology import topologies
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class Config:
         return round(self.nodes * ratio / (1 - ratio))
 
     def digest(self) -> str:
-        """The run's identity: a hash of its canonical form and of what `sources` gives."""
+        """The run's identity: a hash of its canonical form and of what `own_sources` gives."""
         config = canonical(self)[0]
         fields = dataclasses.asdict(config)
-        if own := sources(config):
+        if own := own_sources(config):
             fields["sources"] = [hashlib.sha256(text.encode()).hexdigest() for text in own]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def sources(config: Config) -> list[str]:
+def own_sources(config: Config) -> list[str]:
     """The texts of the user's own parts and files that a canonical config uses; empty for most."""
     texts = []
     for name, registry in REGISTRIES.items():
         text = getattr(config, name)
-        if registry is models.models and ":" in text:
-            texts.append(source_of(models.users_class(text)))
+        if registry is tasks.models and ":" in text:
+            texts.append(source_of(tasks.users_class(text)))
         elif not (registry is data.datasets and data.is_tfds(text)):
             texts += registry.sources(registry.parse(text))
     network = topologies.parse(config.topology)
@@ -86,7 +86,7 @@ REGISTRIES = {
     "attack": attacks,
     "topology": topologies,
     "dataset": data.datasets,
-    "model": models.models,
+    "model": tasks.models,
     "sharding": data.shardings,
     "optimizer": optimizers,
     "schedule": schedules,
@@ -132,7 +132,7 @@ def canonical(config: Config) -> tuple[Config, list[str]]:
     values["sharding"] = str(data.shardings.parse(config.sharding))
     values["optimizer"] = str(optimizers.parse(config.optimizer))
     values["schedule"] = str(schedules.parse(config.schedule))
-    values["model"] = models.check(config.model)
+    values["model"] = tasks.check(config.model)
     values["dataset"] = data.check(config.dataset)
     if values["attack"] == "none":
         values["byzantine_ratio"] = 0.0

@@ -17,11 +17,11 @@ import networkx as nx
 import numpy as np
 from jax import Array
 
-from ubar_jax import topology
-from ubar_jax.attacks import attacks, tailored_since
+from ubar_jax.engine.round import without_lost
+from ubar_jax.parts import topology
+from ubar_jax.parts.aggregation import aggregate, count_neighbours, rules
+from ubar_jax.parts.byzantine import attacks, tailored_since
 from ubar_jax.registry import Spec
-from ubar_jax.round import without_lost
-from ubar_jax.rules import aggregate, count_neighbours, rules
 from ubar_jax.types import Graph, Inbox, View
 
 SLOTS = 16  # all cases have the same padded shapes, so that a contract compiles a rule once

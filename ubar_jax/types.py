@@ -7,9 +7,13 @@ a receiver and a message that it evaluates on its own batch.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from jax import Array
+
+if TYPE_CHECKING:
+    from ubar_jax.config import Config
 
 
 class Graph(NamedTuple):
@@ -94,3 +98,19 @@ class Metrics(NamedTuple):
     byzantine_candidates: Array  # []: Byzantine share of the edges kept by stage 1, NaN without one
     byzantine_selected: Array  # []: Byzantine share of the accepted edges, NaN if none are selected
     accepted: Array  # [n_b, K] bool: accepted edges (all False for coordinate-wise rules)
+
+
+class Result(NamedTuple):
+    """What a run gives."""
+
+    config: "Config"  # canonical
+    digest: str
+    notices: list[str]
+    curves: dict[str, np.ndarray]  # over evaluations: round [E], accuracy and loss [E, n_b], worst, mean,
+    # std, consensus, seconds [E]; over rounds: train_loss, byzantine_candidates, byzantine_selected [T]
+    final: dict[str, np.ndarray]  # accuracy and loss of every benign node [n_b], on the whole test set
+    accepted: np.ndarray  # [n_b, n] how many rounds the receiver accepted the sender
+    diverged: tuple[int, int] | None  # first (round, node) whose model is not finite
+    rounds_per_epoch: int
+    state: RoundState
+    seconds: dict[str, float]  # setup, compilation, rounds, evaluation; its share of what ran together

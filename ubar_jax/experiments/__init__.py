@@ -1,1 +1,1 @@
-"""Command-line programs: thin mains on absl flags."""
+"""The commands: `python -m ubar_jax.experiments.sweep`, `.plot`, `.report`, `.bench`; logic is importable."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from ubar_jax.files import disk_is_full
 from ubar_jax.registry import ConfigError, shown
-from ubar_jax.sweeps import disk_is_full
 
 
 def launch(main: Callable[[Sequence[str]], int | None]) -> None:

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from ubar_jax.config import REGISTRIES, Config
 from ubar_jax.experiments import command
 from ubar_jax.registry import ConfigError
-from ubar_jax.results import Run, load_runs, open_folder, varying, write_table
+from ubar_jax.sweeps.results import Run, load_runs, open_folder, varying, write_table
 
 # Okabe and Ito's colours; their lightness differs, and so do markers and dashes, for grey prints.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -274,7 +274,7 @@ def time_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def figures(
+def all_figures(
     runs: Sequence[Run], rows: str | None = None, columns: str | None = None
 ) -> Iterator[tuple[str, Figure, pd.DataFrame | None]]:
     """(name, figure, a heat map's numbers), one for each combination of what else varies."""
@@ -300,7 +300,7 @@ def draw_all(
     runs: Sequence[Run], folder: Path, rows: str | None = None, columns: str | None = None
 ) -> list[Path]:
     """The figures of a sweep; returns the paths of the PNGs, beside which lie PDFs and CSVs."""
-    drawn = list(figures(runs, rows, columns))
+    drawn = list(all_figures(runs, rows, columns))
     if len(runs) <= 3:
         drawn.append(("node_accuracy", node_accuracy(runs), None))
     for name, figure, numbers in drawn:
@@ -337,7 +337,7 @@ def launch(work: Callable[[list[Run], Path], None]) -> None:
     command.launch(main)
 
 
-def plot(runs: list[Run], folder: Path) -> None:
+def draw(runs: list[Run], folder: Path) -> None:
     """Draws everything and prints the time table."""
     paths = draw_all(runs, folder, flags.FLAGS.rows, flags.FLAGS.columns)
     table = time_table(runs)
@@ -353,4 +353,4 @@ def plot(runs: list[Run], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    launch(plot)
+    launch(draw)

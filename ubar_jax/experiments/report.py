@@ -22,10 +22,10 @@ import pandas as pd
 from absl import flags
 from matplotlib.figure import Figure
 
-from ubar_jax import topology
 from ubar_jax.experiments import plot
+from ubar_jax.parts import topology
 from ubar_jax.registry import ConfigError
-from ubar_jax.results import Run, varying
+from ubar_jax.sweeps.results import Run, varying
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -65,7 +65,7 @@ round is training, attack and aggregation; where compilation was not timed, it i
 BAD = plot.COLOURS[1]
 
 
-def report(
+def page(
     runs: Sequence[Run], folders: Sequence[Path], rows: str | None = None, columns: str | None = None
 ) -> str:
     """The page; the commands and failures of `folders` are in it."""
@@ -73,7 +73,7 @@ def report(
         min(group, key=lambda run: (run.summary["worst"], run.config.seed))
         for _, group in plot.split(runs, ["rule"])
     ]
-    figures = [image(name, figure) for name, figure, _ in plot.figures(runs, rows, columns)]
+    figures = [image(name, figure) for name, figure, _ in plot.all_figures(runs, rows, columns)]
     sections = {
         "Summary": [text(SUMMARY), *summary(runs), *failures(folders)],
         "Figures": [text(FIGURES), *figures],
@@ -268,8 +268,8 @@ def versions(runs: Sequence[Run]) -> list[str]:
 
 
 def write(runs: list[Run], out: Path) -> None:
-    page = report(runs, [Path(f) for f in flags.FLAGS.results], flags.FLAGS.rows, flags.FLAGS.columns)
-    (out / "report.html").write_text(page, encoding="utf-8")
+    written = page(runs, [Path(f) for f in flags.FLAGS.results], flags.FLAGS.rows, flags.FLAGS.columns)
+    (out / "report.html").write_text(written, encoding="utf-8")
     print(out / "report.html")
 
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
-from ubar_jax import results
-from ubar_jax.compilation import use_cache
 from ubar_jax.config import REGISTRIES, Config, canonical
+from ubar_jax.engine.program import use_cache
 from ubar_jax.experiments import command
-from ubar_jax.groups import choose_width, estimate
+from ubar_jax.files import write_json
 from ubar_jax.registry import ConfigError, shown
-from ubar_jax.sweeps import Outcome, Plan, carry_out, make_plan
+from ubar_jax.sweeps import results
+from ubar_jax.sweeps.groups import choose_width, estimate
+from ubar_jax.sweeps.plan import Outcome, Plan, carry_out, make_plan
 
 DEFAULT = Config()
 flags.DEFINE_multi_string("rule", [DEFAULT.rule], "Aggregation rule, such as ubar(rho=0.4).")
@@ -134,8 +135,7 @@ def table(runs: Sequence[results.Run]) -> str:
     frame = frame[["rule", *results.varying(runs, fields), "worst", "mean", "seconds", "diverged"]]
     for name in ("worst", "mean"):
         frame[name] = frame[name].map("{:.1%}".format)
-    if not frame["diverged"].any():
-        frame = frame.drop(columns="diverged")
+    frame[""] = [f"diverged {when}" if when else "" for when in frame.pop("diverged")]
     return frame.to_string(index=False, float_format="%.4g", na_rep="", justify="left")
 
 
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
         about = {"command": typed, "date": datetime.date.today().isoformat()}
         about |= {"versions": results.versions(), "device": results.device()}
         if plan.left:
-            results.write_json(folder / "sweep.json", about)
+            write_json(folder / "sweep.json", about)
         if plan.finished:
             print(f"{len(plan.finished)} of {len(configs)} runs are in {folder} already")
         outcome = carry_out(
@@ -228,7 +228,7 @@ def conclude(folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
         left = plan.left
         cached = sum(program.cached for program in outcome.programs)
         numbers = {"groups": len(left), "compilations": len(outcome.programs) - cached}
-        results.write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
+        write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
         total, compiling = outcome.seconds["total"], outcome.seconds["compilation"]
         print(
             f"{sum(map(len, left))} runs in {total:.0f} s, {compiling / total:.0%} of it compilation: "

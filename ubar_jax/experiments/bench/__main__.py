@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from ubar_jax import results
 from ubar_jax.experiments import command
 from ubar_jax.experiments.bench import costs, figures
-from ubar_jax.experiments.bench.growth import growth
+from ubar_jax.experiments.bench.growth import measure_growth
 from ubar_jax.experiments.bench.measure import BUDGET, limits, machine
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_serial
 from ubar_jax.experiments.bench.tables import PAPER, peak, time_tables
+from ubar_jax.parts.aggregation import rules
 from ubar_jax.registry import ConfigError
-from ubar_jax.rules import rules
+from ubar_jax.sweeps import results
 
 ROWS = {TRAINING: (TRAINING,), "rounds": (ROUND + "average", ROUND + "ubar")}  # for every model
 SECTIONS = ("wall", "peak", TRAINING, *MODELS, "rounds", "attacks", "growth", "sweep", "compile")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
             about["limits"] = limits(repeats, time.perf_counter, serial)
             figures.draw_tables(found, "wall seconds", folder / "wall")
         elif section == "growth":
-            found = growth(repeats)
+            found = measure_growth(repeats)
             figures.draw_growth(found, folder / "growth")
         elif section == "peak":
             found = peak(repeats, serial)

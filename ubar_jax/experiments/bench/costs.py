@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ubar_jax import topology
-from ubar_jax.attacks import attacks
 from ubar_jax.config import Config, canonical
+from ubar_jax.engine.round import without_lost
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import ready, seconds
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, ROUNDS, TRAINING
-from ubar_jax.round import without_lost
-from ubar_jax.rules import rules
-from ubar_jax.sweeps import carry_out, make_plan
+from ubar_jax.parts import topology
+from ubar_jax.parts.aggregation import rules
+from ubar_jax.parts.byzantine import attacks
+from ubar_jax.sweeps.plan import carry_out, make_plan
 from ubar_jax.types import View
 
 SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"), "seed": (0, 1)}  # on digits

@@ -7,11 +7,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from ubar_jax import linalg
 from ubar_jax.experiments.bench.growth import AXES
 from ubar_jax.experiments.bench.scenes import ROUND
 from ubar_jax.experiments.bench.tables import PAPER, Table
 from ubar_jax.experiments.plot import COLOURS, DASHES, MARKERS, STYLE
+from ubar_jax.numerics import order_statistics
 
 
 def draw_tables(tables: dict[str, Table], unit: str, path: Path) -> None:
@@ -57,10 +57,12 @@ def draw_growth(grown: dict[str, dict[str, Any]], path: Path) -> None:
                 label = f"{name}  {data['exponents'][name]:.2f}"
                 panel.loglog(data["sizes"], data["seconds"][name], label=label, **style)
             if key == "degree":
-                for slots in (linalg.FUSED_ALL, linalg.FUSED_SLOTS):
+                for slots in (order_statistics.FUSED_ALL, order_statistics.FUSED_SLOTS):
                     panel.axvline(slots, color="0.5", lw=1)
                 note = "sorting networks fused up\nto here, then by stages:\nbridge, dbulyan | dmedian"
-                panel.annotate(note, (linalg.FUSED_ALL - 2, 2e-4), ha="right", fontsize=8, color="0.3")
+                panel.annotate(
+                    note, (order_statistics.FUSED_ALL - 2, 2e-4), ha="right", fontsize=8, color="0.3"
+                )
             ticks = data["sizes"][::2]
             panel.set_xticks(ticks, [f"{size:,}" for size in ticks])
             panel.minorticks_off()

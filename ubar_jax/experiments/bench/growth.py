@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ubar_jax.experiments.bench.measure import ready, seconds
-from ubar_jax.experiments.bench.scenes import Scene, aggregation, growth_scene
+from ubar_jax.experiments.bench.scenes import Scene, growth_scene, one_aggregation
 from ubar_jax.experiments.bench.tables import PAPER
 
 # The cost of one node and round: the paper's proposition where it has one, else that of plain sorting.
@@ -51,7 +51,7 @@ AXES = {
 }
 
 
-def growth(repeats: int) -> dict[str, dict[str, Any]]:
+def measure_growth(repeats: int) -> dict[str, dict[str, Any]]:
     """Our CPU seconds along every axis, and the exponents, printed as they come."""
     print("\ngrowth: CPU seconds per aggregation, one core; ubar with a loss that reads the model once")
     grown = {}
@@ -60,7 +60,7 @@ def growth(repeats: int) -> dict[str, dict[str, Any]]:
         for size in axis.sizes:
             scene = axis.make(size)
             for name in PAPER:
-                times[name] += seconds([ready(*aggregation(scene, name))], repeats)
+                times[name] += seconds([ready(*one_aggregation(scene, name))], repeats)
             print(
                 f"{key} {size}: " + ", ".join(f"{name} {times[name][-1]:.4f}" for name in PAPER), flush=True
             )

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ubar_jax import nn, topology
-from ubar_jax.attacks import attacks
-from ubar_jax.data import channel_statistics
-from ubar_jax.models import make_task
-from ubar_jax.round import losses_on, make_round, normalise
-from ubar_jax.rules import aggregate, count_neighbours, rules
-from ubar_jax.schedules import optimizers, schedules
+from ubar_jax.engine.round import losses_on, make_round, normalise
+from ubar_jax.numerics import nn
+from ubar_jax.parts import topology
+from ubar_jax.parts.aggregation import aggregate, count_neighbours, rules
+from ubar_jax.parts.byzantine import attacks
+from ubar_jax.parts.data import channel_statistics
+from ubar_jax.parts.optimisation import optimizers, schedules
+from ubar_jax.parts.tasks import make_task
 from ubar_jax.types import Data, Graph, Inbox, Knobs, RoundState, Task
 
 MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # images they are measured on
@@ -82,7 +83,7 @@ def ours(scene: Scene, row: str) -> Work:
         return training(scene)
     if row.startswith(ROUND):
         return several_rounds(scene, row.removeprefix(ROUND))
-    return aggregation(scene, row)
+    return one_aggregation(scene, row)
 
 
 def training(scene: Scene) -> Work:
@@ -102,7 +103,7 @@ def several_steps(scene: Scene) -> Work:
     return lambda params, batch: jax.lax.fori_loop(0, ROUNDS, lambda _, p: step(p, batch), params), arguments
 
 
-def aggregation(scene: Scene, name: str) -> Work:
+def one_aggregation(scene: Scene, name: str) -> Work:
     """What every node mixes in: [n, d]."""
     mix, count = aggregator(scene, name, len(scene.own))
     return lambda arrays, count: mix(arrays, count, arrays[0])[0], (scene[:4], count)

@@ -1,0 +1,208 @@
+"""The whole round against a NumPy loop over nodes, and its invariants."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from ubar_jax import Config, simulate
+from ubar_jax.engine.preparation import prepare, task_of
+from ubar_jax.engine.program import compiled_chunk, initial_state
+from ubar_jax.engine.round import batches, make_round, normalise, ravel
+from ubar_jax.parts.aggregation import aggregate, rules
+from ubar_jax.parts.byzantine import attacks
+from ubar_jax.testing import Node, counts_of, inbox_of, random_case
+
+pytestmark = pytest.mark.medium
+
+
+def mlp_loss_and_gradient(x, images, labels, sizes):
+    """Loss of a one-hidden-layer ReLU network and its gradient, by hand; x [d] in ravelled order."""
+    inputs, hidden, classes = sizes
+    parts = np.split(x, np.cumsum([hidden, inputs * hidden, classes]))
+    b1, w1, b2, w2 = parts[0], parts[1].reshape(inputs, hidden), parts[2], parts[3].reshape(hidden, -1)
+    images = images.reshape(len(images), -1)
+    pre = images @ w1 + b1
+    active = np.maximum(pre, 0)
+    logits = active @ w2 + b2
+    logits = logits - logits.max(1, keepdims=True)
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    loss = -log_p[np.arange(len(labels)), labels].mean()
+    d_logits = np.exp(log_p)
+    d_logits[np.arange(len(labels)), labels] -= 1
+    d_logits /= len(labels)
+    d_pre = (d_logits @ w2.T) * (pre > 0)
+    gradient = [d_pre.sum(0), images.T @ d_pre, d_logits.sum(0), active.T @ d_logits]
+    return loss, np.concatenate([g.ravel() for g in gradient])
+
+
+def numpy_network(experiment, state, rounds):
+    """The paper's algorithm as a loop over nodes, in float64: models after `rounds` rounds."""
+    config, program, data = experiment.config, experiment.program, experiment.data
+    sizes = (int(np.prod(program.learner.shape)), 12, program.learner.classes)
+    models = np.asarray(ravel(state.params)[0], float)
+    index = np.asarray(batches(data, state.key, 0, rounds, program.batch, program.trained))
+    rule = rules.parse(config.rule)
+    for t in range(rounds):
+        loss, gradient, examples = [], [], []
+        for i in range(program.trained):
+            chosen = index[t, i]
+            images, labels = np.asarray(normalise(data, data.x[chosen]), float), data.y[chosen]
+            found = mlp_loss_and_gradient(models[i], images, labels, sizes)
+            loss.append(found[0])
+            gradient.append(found[1])
+            examples.append((images, labels))
+        sent = list(models[: program.benign])
+        for a in range(program.byzantine):
+            if program.attack.part.name == "bit_flip":
+                sent.append(-models[program.benign + a])
+            else:
+                key = jax.random.fold_in(state.key, t)
+                noise = jax.random.normal(key, (program.byzantine, models.shape[1]))
+                sent.append(np.asarray(noise, float)[a])
+        new = []
+        for i in range(program.trained):
+            ids = [int(j) for j in sorted(experiment.network.neighbors(i))]
+
+            def loss_of(x, batch=examples[i]):
+                return mlp_loss_and_gradient(x, *batch, sizes)[0]
+
+            bad = sum(j >= program.benign for j in ids)
+            node = Node(models[i], np.stack([sent[j] for j in ids]), len(ids), bad, loss[i], loss_of)
+            mixed, _ = getattr(reference, rule.part.name)(node, **dict(rule.arguments))
+            alpha = 1 / (len(ids) + 1) if rule.part.name == "average" else 0.5
+            epoch = t // (data.shards.shape[1] // program.batch)
+            rate = config.learning_rate * 20 / (20 + epoch)
+            new.append(alpha * models[i] + (1 - alpha) * mixed - rate * gradient[i])
+        models = np.stack(new)
+    return models
+
+
+@pytest.mark.parametrize("attack", ["gaussian", "bit_flip"])
+@pytest.mark.parametrize("rule", ["ubar", "average", "ubar_distance", "ubar_loss"])
+def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
+    config = Config(
+        rule=rule,
+        attack=attack,
+        dataset="synthetic(examples=900, size=5, classes=4)",
+        model="mlp(hidden=12)",
+        nodes=8,
+        byzantine_ratio=0.33,
+        batch_size=16,
+        rounds=20,
+        eval_every=20,
+        seed=3,
+    )
+    experiment = prepare(config)
+    degrees = {d for _, d in experiment.network.degree()}
+    assert len(degrees) > 2 and experiment.program.byzantine == 4  # irregular, with attackers
+    state = initial_state(experiment.program, config.seed)
+    expected = numpy_network(experiment, state, 20)
+    result = simulate(config)
+    got = np.asarray(ravel(result.state.params)[0])
+    assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 1  # it did move
+    error = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert error.max() < 1e-4, error
+
+
+@pytest.mark.parametrize("rule", ["ubar", "ubar_loss", "dkrum"])
+def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
+    """`view.deployed` evaluates honest messages once; the round does it all again, with the same result."""
+    expected = []
+
+    @attacks.register
+    def probe(key, view):
+        sent = -0.5 * view.own[: view.byzantine] + 0.1 * jnp.mean(view.own, axis=0, keepdims=True)
+        expected.append(view.deployed(jnp.concatenate([view.own, sent])))
+        return sent
+
+    config = Config(rule=rule, attack="probe", nodes=8, byzantine_ratio=0.33, batch_size=16, alpha=0.0)
+    config = dataclasses.replace(
+        config, dataset="synthetic(examples=900, size=5, classes=4)", learning_rate=0.0
+    )
+    try:
+        experiment = prepare(config)
+        program = experiment.program
+        parts = (program.rule, program.attack, program.optimizer(), program.schedule, program.learner.classes)
+        sizes = (program.benign, program.byzantine, program.benign_slots, program.pairs)
+        step = make_round(task_of(program.learner), *parts, *sizes)
+        state = initial_state(program, 0)
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
+        index = batches(experiment.data, state.key, 0, 1, program.batch, program.trained)[0]
+        data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
+        new, seen = step(state._replace(params=params), index, data, graph, experiment.knobs)
+    finally:
+        del attacks.parts["probe"]
+    [(mixed, info)] = expected
+    np.testing.assert_array_equal(ravel(new.params)[0], mixed)
+    np.testing.assert_array_equal(seen.accepted, info["selected"])
+
+
+def test_average_on_a_complete_graph_is_centralised_sgd():
+    """From a common model the mean model takes the step of all batches taken together."""
+    config = Config(
+        rule="average",
+        topology="complete",
+        dataset="synthetic(examples=600)",
+        nodes=6,
+        batch_size=10,
+        rounds=1,
+        eval_every=1,
+    )
+    experiment = prepare(config)
+    data = experiment.data
+    state = initial_state(experiment.program, config.seed)
+    x = np.asarray(ravel(state.params)[0], float)[0]
+    together = np.asarray(batches(data, state.key, 0, 1, 10, 6)).ravel()  # one batch of 60
+    images = np.asarray(normalise(data, data.x[together]), float)
+    _, gradient = mlp_loss_and_gradient(x, images, data.y[together], (64, 100, 10))
+    got = np.asarray(ravel(simulate(config).state.params)[0]).mean(0)
+    assert np.linalg.norm(gradient) > 0.1
+    np.testing.assert_allclose(got, x - config.learning_rate * gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_round_can_be_replayed_bit_for_bit():
+    config = Config(attack="gaussian", byzantine_ratio=0.3, rounds=6, eval_every=3, batch_size=16)
+    experiment = prepare(config)
+    chunk = compiled_chunk(experiment.program).call
+    arrays = jax.device_put((experiment.data, experiment.graph, experiment.knobs))
+    state, _ = chunk(initial_state(experiment.program, 0), *arrays, np.int32(6))
+    copy = jax.tree.map(jnp.copy, state)
+    one, seen = chunk(state, *arrays, np.int32(6))
+    two, again = chunk(copy, *arrays, np.int32(6))
+    leaves = zip(jax.tree.leaves((one.params, seen)), jax.tree.leaves((two.params, again)), strict=True)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in leaves)
+
+
+def test_batches_pass_over_every_share_once_an_epoch():
+    experiment = prepare(Config(dataset="synthetic(examples=330)", nodes=3, batch_size=20))
+    data = experiment.data
+    key = jax.random.key(1)
+    index = np.asarray(batches(data, key, 0, 15, 20, 3))  # three epochs of five rounds
+    for epoch in index.reshape(3, 5, 3, 20):
+        for i in range(3):
+            seen = epoch[:, i].ravel()
+            assert len(set(seen)) == 100 and set(seen) <= set(data.shards[i].tolist())
+    assert not np.array_equal(index[:5], index[5:10])
+    np.testing.assert_array_equal(index[7:12], batches(data, key, 7, 5, 20, 3))
+
+
+@pytest.mark.parametrize("rule", rules.parts)
+def test_products_of_models_use_the_highest_precision(rule):
+    """A GPU's default (TF32) ruins distances: read the precision from the program itself."""
+    spec = rules.parse(rule)
+    case = random_case(0, d=101)
+    count = counts_of(spec, case)[2]
+
+    def run(own, sent):
+        return aggregate(spec, inbox_of(own, sent, case.graph, case.targets, count))
+
+    text = str(jax.make_jaxpr(run)(case.own, case.sent))
+    products = text.count("dot_general[")
+    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
+    if rule == "ubar":
+        assert products > 2  # norms and distances, and the mean of the accepted

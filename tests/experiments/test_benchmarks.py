@@ -1,0 +1,169 @@
+"""The serial torch simulator that ubar_jax is measured against computes the same rounds."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import reference
+
+from ubar_jax.engine.round import ravel
+from ubar_jax.experiments.bench import growth, measure, scenes, tables
+from ubar_jax.parts.aggregation import rules
+from ubar_jax.testing import by_reference, random_case
+
+torch = pytest.importorskip(
+    "torch", reason="the serial torch simulator needs torch: pip install -e '.[benchmark]'"
+)
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+pytestmark = pytest.mark.medium
+
+serial = scenes.load_serial()
+PARAMETERS = {"mlp": 79_510, "lenet": 61_706, "cnn": 977_866}
+
+
+@pytest.mark.parametrize("name", serial.RULES)
+def test_torch_rule_equals_its_reference(name):
+    rule = rules.parse(name)
+    counting = rule.part.traits["count"]
+
+    def in_torch(node, **arguments):
+        own, messages = torch.from_numpy(node.own), torch.from_numpy(node.messages)
+        count = 0
+        if counting is not None:
+            (count,) = counting(np.array([node.degree]), np.array([node.byzantine]), **rule.of(counting))
+
+        def loss(x):
+            return torch.tensor(node.loss(x.numpy()), dtype=torch.float64)
+
+        return serial.RULES[name](own, messages, count, node.own_loss, loss).numpy(), None
+
+    for seed in range(60):
+        case = random_case(seed, least=1 + seed % 4)
+        mixed, _ = by_reference(rule, in_torch, case)
+        expected, _ = by_reference(rule, getattr(reference, name), case)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}")
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
+def scene(request):
+    return scenes.make_scene(request.param, benign=6, batch=8)
+
+
+def in_our_layout(scene, vectors):
+    """[n, d] torch's vectors, their parameters where ours stand."""
+    ours = np.empty(scene.own.shape, np.float32)
+    ours[:, scenes.torch_layout(scene)] = vectors
+    return ours
+
+
+def test_torch_model_has_our_parameters_and_our_output(scene):
+    model = serial.MODELS[scene.model]()
+    assert sum(p.numel() for p in model.parameters()) == scene.own.shape[1] == PARAMETERS[scene.model]
+    vector = np.asarray(scene.own[0])[scenes.torch_layout(scene)]
+    serial.vector_to_parameters(torch.from_numpy(vector), model.parameters())
+    x = np.asarray(scene.batch[0][0])
+    ours = scene.task.predict(scene.unravel(scene.own[0]), x)
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(np.moveaxis(x, -1, 1).copy()))
+    assert np.abs(ours).max() > 0.1
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_measured_rounds_and_training_are_the_same_computation(scene):
+    """Losses and new models of the simulator's round and of the loop's; the gradients are in between."""
+    for rule in ("average", "ubar") if scene.model == "mlp" else ("ubar",):
+        state, _ = measure.ready(*scenes.whole_round(scene, rule))()
+        losses, vectors = scenes.in_torch(scene, scenes.ROUND + rule, serial)()
+        np.testing.assert_allclose(losses, scene.own_loss, rtol=1e-5, atol=1e-6)
+        new, _ = ravel(state.params)
+        assert np.abs(new - scene.own).max() > 1e-3
+        np.testing.assert_allclose(new, in_our_layout(scene, torch.stack(vectors)), rtol=1e-5, atol=2e-6)
+    losses, gradient = measure.ready(*scenes.training(scene))()
+    np.testing.assert_allclose(losses, scene.own_loss, rtol=1e-5)
+    np.testing.assert_allclose(losses, scenes.in_torch(scene, scenes.TRAINING, serial)(), rtol=1e-5)
+    assert ravel(gradient)[0].shape == scene.own.shape
+
+
+def test_operations_are_counted_as_torch_counts_them(scene):
+    loop = scenes.in_torch(scene, scenes.TRAINING, serial)
+    with FlopCounterMode(display=False) as counter:
+        loop()
+    assert scenes.training_flops(scene) == counter.get_total_flops()
+
+
+def test_a_measured_aggregation_is_the_same_computation():
+    """With real losses, ours and the loop's."""
+    scene = scenes.make_scene("mlp", benign=8, batch=16)
+    for name in serial.RULES:
+        ours = measure.ready(*scenes.one_aggregation(scene, name))()
+        theirs = torch.stack(scenes.in_torch(scene, name, serial)()).numpy()
+        np.testing.assert_allclose(
+            ours, in_our_layout(scene, theirs), rtol=1e-4, atol=1e-5, err_msg=f"rule {name}"
+        )
+
+
+def test_work_is_done_in_turns_until_the_budget_is_spent():
+    """The first call is not counted where there is another; the median of the rest is."""
+    order, now = [], [0.0]
+
+    def work(name, times):
+        times = iter(times)
+
+        def call():
+            order.append(name)
+            now[0] += next(times)
+
+        return call
+
+    def measured(a, b):
+        order.clear()
+        return measure.seconds([work("a", a), work("b", b)], 3, clock=lambda: now[0])
+
+    assert measured([9 / 8, 1, 3, 2], [1, 0.5, 0.25, 0.5]) == [2, 0.5]
+    assert order == ["a", "b"] * 4
+    assert measured([measure.BUDGET, 1], [1, 2]) == [1, 2]
+    assert order == ["a", "b"] * 2
+
+
+def test_a_power_law_is_fitted_on_the_upper_half():
+    sizes = np.array([1, 2, 4, 8, 16, 32])
+    times = np.where(sizes < 8, 5.0, 3 * sizes**1.5)
+    assert growth.exponent(sizes, times) == pytest.approx(1.5)
+
+
+def test_a_row_shows_ratio_target_and_shares():
+    found = {"seconds": {"ubar_jax": 0.5, "torch": 1.0}, "ratio": 2.0, "target": 8}
+    found["share"] = {"ubar_jax": 0.25, "torch": 0.125}
+    words = "dmedian 0.5000 25.0% 1.0000 12.5% 2.00 8 missed"
+    assert tables.line("dmedian", found).split() == words.split()
+    assert "missed" not in tables.line("dmedian", found | {"target": 2})
+    alone = tables.line("mine", {"seconds": {"ubar_jax": 0.5}}).split()
+    assert alone == ["mine", "0.5000", "-", "-", "-", "-", "-"]
+
+
+def test_shares_are_of_what_was_measured(monkeypatch, capsys):
+    """A machine of 1 GFLOP/s and 1 GB/s, seconds that are given: the shares can be worked out by hand."""
+    monkeypatch.setattr(tables, "limits", lambda *_: {"peak_gflops": 1.0, "bandwidth_gbs": 1.0})
+    monkeypatch.setattr(tables, "seconds", lambda *_: [2.0, 4.0])
+    monkeypatch.setattr(tables, "NODES", 6)
+    monkeypatch.setattr(tables, "BATCH", 8)
+    table = tables.time_tables(["mlp"], [scenes.TRAINING, "ubar"], 1, serial)["mlp"]
+    flops = 2 * (2 * 784 * 100 + 3 * 100 * 10) * 6 * 8
+    assert table["training"]["share"] == pytest.approx({"ubar_jax": flops / 2e9, "torch": flops / 4e9})
+    assert table["ubar"]["share"]["ubar_jax"] == pytest.approx(2 * 4 * 6 * 79_510 / 2e9)
+    assert table["ubar"]["ratio"] == 2 and table["ubar"]["target"] == 1.3
+    assert "mlp, d = 79,510" in capsys.readouterr().out
+
+
+def test_the_command_writes_a_section(tmp_path):
+    """The quickest section as a user runs it; another word is refused with the list of sections."""
+    command = [sys.executable, "-m", "ubar_jax.experiments.bench", "--repeats=1", f"--results={tmp_path}"]
+    subprocess.run([*command, "peak"], check=True, timeout=300, stdout=subprocess.DEVNULL)
+    found = json.loads((tmp_path / "peak.json").read_text())
+    assert found["cores"] == 1
+    assert found["peak"]["peak_gflops"] > 0.1 and found["peak"]["bandwidth_gbs"] > 0.01
+    refused = subprocess.run([*command, "peek"], capture_output=True, text=True, timeout=300)
+    assert refused.returncode != 0 and "there are wall, peak, training" in refused.stdout + refused.stderr

@@ -1,0 +1,106 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from test_linalg import make_inbox
+
+from ubar_jax import linalg, order_statistics
+from ubar_jax.types import Graph
+
+
+@pytest.mark.parametrize("size", range(1, 13))
+def test_the_network_sorts_all_zeros_and_ones(size):
+    """The zero-one principle: a network that sorts these sorts everything."""
+    inputs = np.array(list(itertools.product([0, 1], repeat=size)), np.float32).T
+    got = np.stack(order_statistics.sort_arrays([jnp.asarray(row) for row in inputs]))
+    np.testing.assert_array_equal(got, np.sort(inputs, axis=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays(
+        np.float32,
+        st.tuples(st.integers(1, 40), st.just(3)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False),
+    )
+)
+def test_the_network_sorts_anything(values):
+    for sort in (order_statistics.sort_arrays, order_statistics._sort_as_integers):
+        np.testing.assert_array_equal(np.stack(sort(list(values))), np.sort(values, axis=0))
+
+
+def test_sorted_as_integers_the_ends_of_the_range_stay_in_order():
+    most, least = linalg.BIG, np.float32(1e-45)
+    values = np.float32(
+        [1, -1, np.inf, -np.inf, most, -most, least, -least, 0, -0.0, 2.0**-126, -(2.0**-126)]
+    )
+    for fused in (64, 4):
+        got = np.stack(order_statistics._sort_as_integers(list(values[:, None]), fused))
+        np.testing.assert_array_equal(got[:, 0], np.sort(values))
+
+
+@pytest.mark.parametrize("size", [1, 7, 70])
+def test_the_sum_of_the_smallest(size):
+    values = np.random.default_rng(size).standard_normal((2, size, 3, 5), np.float32)  # two runs side by side
+    count = np.array([[0], [size // 2], [size]])
+    expected = [np.sort(v, axis=0)[: count[k, 0], k].sum(0) for v in values for k in range(3)]
+    got = jax.vmap(lambda v: order_statistics.sum_of_smallest(list(v), count))(values)
+    np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
+
+
+MEDIUM = [pytest.param(slots, marks=pytest.mark.medium) for slots in (33, 40, 41, 64)]
+
+
+SLOW = [pytest.param(slots, marks=pytest.mark.slow) for slots in (65, 128, 150)]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 18, *MEDIUM, *SLOW])
+def test_order_statistics_with_irregular_degrees_at_every_density(slots):
+    """Up to 40 slots, a median up to 64, by one fused network, above stage by stage."""
+    rng = np.random.default_rng(slots)
+    r, d = 7, 6
+    sent = rng.normal(size=(slots + 3, d)).astype(np.float32)
+    rows = np.stack([np.sort(rng.permutation(slots + 3)[:slots]) for _ in range(r)])
+    chosen = np.zeros((r, slots), bool)
+    for i in range(r):
+        chosen[i, rng.permutation(slots)[: rng.integers(1, slots + 1)]] = True
+    chosen[0] = True
+    inbox = make_inbox(sent[:1].repeat(r, 0), sent, rows, chosen)
+    counts = chosen.sum(1)
+    cut = (counts - 1) // 3
+    values = [sent[rows[i][chosen[i]]].astype(float) for i in range(r)]
+
+    @jax.jit
+    def statistics(own, sent, rows, mask):
+        box = inbox._replace(own=own, sent=sent, rows=rows, graph=Graph(rows, mask))
+        return (
+            order_statistics.coordinate_median(box, mask),
+            order_statistics.trimmed_mean(box, mask, jnp.asarray(cut)),
+            order_statistics.mean_around_median(box, mask, jnp.asarray(counts - 2 * cut)),
+        )
+
+    medians, trimmed, around = statistics(inbox.own, inbox.sent, inbox.rows, inbox.graph.mask)
+    for i, v in enumerate(values):
+        np.testing.assert_allclose(medians[i], np.median(v, axis=0), rtol=1e-6, atol=1e-6)
+        kept = np.sort(v, axis=0)[cut[i] : len(v) - cut[i]]
+        np.testing.assert_allclose(trimmed[i], kept.mean(0), rtol=1e-5, atol=1e-5)
+        near = np.argsort(np.abs(v - np.median(v, axis=0)), axis=0)[: counts[i] - 2 * cut[i]]
+        nearest = np.take_along_axis(v, near, axis=0).mean(0)
+        np.testing.assert_allclose(around[i], nearest, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-6])
+def test_no_value_around_the_median_is_lost_to_rounding(spread):
+    """Around a power of two neighbouring floats are unevenly spaced, and many values are equally near."""
+    rng = np.random.default_rng(0)
+    sent = (1 + spread * rng.normal(size=(9, 20_000))).astype(np.float32)
+    inbox = make_inbox(sent[:1], sent)
+    around = order_statistics.mean_around_median(inbox, jnp.ones((1, 9), bool), jnp.array([5]))[0]
+    near = np.argsort(np.abs(sent - np.median(sent, axis=0)), axis=0)[:5]
+    nearest = np.take_along_axis(sent.astype(float), near, axis=0).mean(0)
+    np.testing.assert_allclose(around, nearest, atol=0.01)  # equally near: either; lost: 0.2

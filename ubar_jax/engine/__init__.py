@@ -1,0 +1,5 @@
+"""What compiles and runs: from a Config to its curves.
+
+`preparation` checks a config and puts its arrays together; `round` is the algorithm; `program` compiles;
+`evaluation` tests all benign nodes; `simulation` runs. May import everything but `sweeps` and `experiments`.
+"""

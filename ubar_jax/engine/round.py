@@ -1,0 +1,190 @@
+"""THE algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ubar_jax.numerics import linalg, nn
+from ubar_jax.parts.aggregation import aggregate
+from ubar_jax.parts.byzantine import tailored_since
+from ubar_jax.registry import ConfigError, Spec
+from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
+
+if TYPE_CHECKING:
+    import optax
+
+
+def make_round(
+    task: Task,
+    rule: Spec,
+    attack: Spec,
+    optimizer: "optax.GradientTransformation",
+    schedule: Callable,
+    classes: int,
+    benign: int,
+    byzantine: int,
+    benign_slots: int,
+    pairs: int,
+) -> Callable:
+    """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
+
+    The r nodes that train are the benign ones, and the Byzantine ones too where the attack needs
+    their models. State is a stacked pytree, the wire a matrix [n, d]; the border is crossed once.
+    """
+
+    def step(state: RoundState, index: Array, data: Data, graph: Graph, knobs: Knobs):
+        key, trained = jax.random.fold_in(state.key, state.t), len(index)
+        own, unravel = ravel(state.params)
+
+        # Every node draws a batch and takes the gradient at its own model, before mixing.
+        x, y = normalise(data, data.x[index]), data.y[index]
+        if poison := attack.part.traits["poison"]:
+            y = y.at[benign:].set(poison(y[benign:], classes, state.t, **attack.of(poison)))
+        loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
+        direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
+        rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
+        update = -rate * ravel(direction)[0]
+
+        # Everyone broadcasts its model; the Byzantine rows are the attack's.
+        heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
+        since = tailored_since(attack)
+
+        def mix(sent: Array, known: Array | None = None) -> tuple[Array, dict]:
+            def loss_of(receiver, row):
+                if not pairs:
+                    raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
+                return losses_on(task, unravel, sent, (x, y), receiver, row, known)
+
+            degree, rows = jnp.sum(heard.mask, axis=1), heard.neighbours
+            if since is not None:  # the last rows are what every benign receiver hears from attackers
+                theirs = (rows >= benign) & (jnp.arange(trained) < benign)[:, None] & (state.t >= since)
+                rows = jnp.where(theirs, len(sent) - benign + jnp.arange(trained)[:, None], rows)
+            inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
+            return aggregate(rule, inbox)
+
+        sent = own[:benign]
+        if byzantine:
+            # An attack may try many messages on the rule: the honest ones are evaluated once for all.
+            slots = Graph(*(a[:, :benign_slots] for a in heard))
+            known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
+            deployed = functools.partial(mix, known=known)
+            watched = without_lost(graph, own[:benign], rule)
+            view = View(own, update, watched, benign, byzantine, benign_slots, state.t, deployed)
+            sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
+
+        # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
+        mixed, info = mix(sent)
+        alpha = knobs.alpha[:, None]
+        new = alpha * own + (1 - alpha) * mixed + update
+        state = RoundState(jax.vmap(unravel)(new), opt_state, state.t + 1, state.key)
+        return state, observe(info, loss, new, heard, benign)
+
+    return step
+
+
+def without_lost(graph: Graph, honest: Array, rule: Spec) -> Graph:
+    """The graph without benign nodes whose model [n_b, d] is not finite or, if the rule defends, too large.
+
+    One lost model would otherwise make all means, and so all attacks on the others, NaN.
+    """
+    ids, mask = graph
+    defends = rule.part.traits["defends"]
+    alive = linalg.usable(honest) if defends else jnp.all(jnp.isfinite(honest), axis=1)
+    alive = jnp.concatenate([alive, jnp.ones(len(mask) - len(honest), bool)])
+    return Graph(ids, mask & alive[ids] & alive[:, None])
+
+
+def losses_on(
+    task: Task,
+    unravel: Callable,
+    sent: Array,
+    batch: tuple,
+    receiver: Array,
+    row: Array,
+    known: Array | None = None,
+) -> Array:
+    """[P] loss of message `row` [P] on the batch of `receiver` [P]; one past the last stands for none.
+
+    `known` [r, k] has the losses of the first k messages.
+    """
+    receivers, first = len(batch[0]), 0 if known is None else known.shape[1]
+
+    def one(i, j):
+        def loss():
+            return task.loss(unravel(sent[j]), *(leaf[i] for leaf in batch))
+
+        return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding costs nothing
+
+    losses = nn.each(one, receiver, row)
+    return losses if known is None else jnp.where(row < first, known[receiver, row], losses)
+
+
+def honest_losses(task: Task, unravel: Callable, sent: Array, batch: tuple, graph: Graph) -> Array:
+    """[r, n_b] loss of every honest neighbour's message on the receiver's batch, any number elsewhere."""
+    receivers, honest = len(graph.mask), graph.mask & (graph.neighbours < len(sent))
+    receiver = jnp.where(honest, jnp.arange(receivers)[:, None], receivers)
+    row = jnp.where(honest, graph.neighbours, 0)
+    losses = losses_on(task, unravel, sent, batch, receiver.ravel(), row.ravel())
+    known = jnp.zeros((receivers, len(sent))).at[receiver.ravel(), row.ravel()]
+    return known.set(losses, mode="drop")
+
+
+def ravel(params) -> tuple[Array, Callable]:
+    """Stacked pytree -> ([r, d], function from one row [d] back to one node's pytree)."""
+    leaves = jax.tree.leaves(params)
+    one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), params)
+    _, unravel = jax.flatten_util.ravel_pytree(one)
+    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1), unravel
+
+
+def normalise(data: Data, x: Array) -> Array:
+    """uint8 images -> float32 with the training set's mean 0 and deviation 1 per channel."""
+    mean, std = (v.reshape((1,) * (x.ndim - 1) + (-1,)) for v in (data.mean, data.std))
+    return (x.astype(jnp.float32) - mean) / std
+
+
+def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> Metrics:
+    """What a person wants to know of a round, of the benign receivers only."""
+    byzantine = graph.neighbours[:benign] >= benign
+
+    def share(name):
+        if name not in info:
+            return jnp.nan
+        edges = info[name][:benign]
+        return jnp.sum(edges & byzantine) / jnp.sum(edges)
+
+    none = jnp.zeros_like(graph.mask)
+    return Metrics(
+        loss=jnp.mean(loss[:benign]),
+        finite=jnp.all(jnp.isfinite(new[:benign]), axis=1),
+        byzantine_candidates=jnp.asarray(share("candidates"), jnp.float32),
+        byzantine_selected=jnp.asarray(share("selected"), jnp.float32),
+        accepted=info.get("selected", none)[:benign],
+    )
+
+
+def batches(data: Data, key: Array, t: Array, rounds: int, batch: int, trained: int) -> Array:
+    """[rounds, r, b] examples of the next rounds: every epoch a fresh permutation of every share.
+
+    The permutation of an epoch comes from `fold_in(data key, epoch)`; the tail of a share that does
+    not fill a batch is dropped.
+    """
+    shards = data.shards[:trained]
+    n, share = shards.shape
+    per_epoch = share // batch
+    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)  # apart from every round's key
+    first = t // per_epoch
+    epochs = first + jnp.arange((rounds - 1) // per_epoch + 2)
+
+    def shuffle(epoch):
+        order = jax.random.bits(jax.random.fold_in(key, epoch), (n, share))
+        order = jnp.argsort(order, axis=1)[:, : per_epoch * batch]
+        return jnp.take_along_axis(shards, order, axis=1).reshape(n, per_epoch, batch)
+
+    shuffled = jax.lax.map(shuffle, epochs)  # [epochs, n, per_epoch, b]
+    steps = t + jnp.arange(rounds)
+    return shuffled[steps // per_epoch - first, :, steps % per_epoch]

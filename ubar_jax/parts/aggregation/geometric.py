@@ -1,0 +1,73 @@
+"""The geometric median."""
+
+import jax
+import jax.numpy as jnp
+
+from ubar_jax.numerics import linalg
+from ubar_jax.parts.aggregation.base import rules
+from ubar_jax.registry import Number
+from ubar_jax.types import Inbox
+
+
+@rules.register(selects=lambda: False)
+def geometric_median(
+    inbox: Inbox,
+    smoothing: Number(0, open_low=True) = 1e-2,
+    tolerance: Number(0, open_low=True) = 1e-5,
+    steps: Number(1, integer=True) = 200,
+):
+    """Geometric median by smoothed Weiszfeld steps, until no weight moves by more than tolerance.
+
+    Distances below smoothing times a typical one count as that; typical is the smallest of the messages'
+    median distances to the others, which a minority cannot move. The first weights are those of a step from
+    the message that has it: from the mean, an outlier at 1e12 is a long way back. The estimate is always a
+    weighted mean, z = sum w_k x_k, so that |z - x_j|^2 follows from the inner products of the messages: no
+    step touches a model, only the last mean does. Messages whose distances would overflow have no weight.
+    """
+    grams = linalg.slot_grams(inbox)
+    norms = jnp.diagonal(grams, axis1=1, axis2=2)
+    mask = inbox.graph.mask & (norms < 1e30)
+    pairs = mask[:, :, None] & mask[:, None, :]
+    grams, norms = jnp.where(pairs, grams, 0), jnp.where(mask, norms, 0)
+    left = jnp.sum(mask, axis=1)
+
+    between = jnp.maximum(norms[:, :, None] + norms[:, None, :] - 2 * grams, 0)
+
+    def squares(weights):
+        """[r, K] |z - x_k|^2, from inner products or from distances, whichever cancels less.
+
+        Distances are exact where z is close to a message, inner products where there are outliers.
+        """
+        product, apart = (
+            jnp.einsum("rkl,rl->rk", matrix, weights, precision=linalg.HIGHEST) for matrix in (grams, between)
+        )
+        total, spread = (jnp.sum(weights * by, axis=1, keepdims=True) for by in (product, apart))
+        by_products, by_distances = norms - 2 * product + total, apart - spread / 2
+        better = apart + spread / 2 < norms + 2 * jnp.abs(product) + jnp.abs(total)
+        return jnp.maximum(jnp.where(better, by_distances, by_products), 0)
+
+    others = pairs & ~jnp.eye(mask.shape[1], dtype=bool)[None]
+    ordered = jnp.sort(jnp.where(others, between, linalg.BIG), axis=2)
+    middle = jnp.maximum(left - 2, 0)[:, None, None] // 2
+    medians = jnp.take_along_axis(ordered, middle, axis=2)[:, :, 0]
+    medians = jnp.where(mask, medians, linalg.BIG)
+    typical = jnp.where(left > 1, jnp.sqrt(jnp.min(medians, axis=1)), 1)[:, None] + 1e-30
+
+    def inverse(squares, floor):
+        weights = mask / jnp.maximum(jnp.sqrt(squares), floor)
+        return weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1e-30)
+
+    def step(state):
+        count, weights, moved = state
+        new = inverse(squares(weights), smoothing * typical)
+        new = jnp.where((moved > tolerance)[:, None], new, weights)
+        return count + 1, new, jnp.max(jnp.abs(new - weights), axis=1)
+
+    def go_on(state):
+        return (state[0] < steps) & jnp.any(state[2] > tolerance)
+
+    medoid = jnp.argmin(medians, axis=1)[:, None, None]
+    start = inverse(jnp.take_along_axis(between, medoid, axis=1)[:, 0], typical)
+    state = (0, start, jnp.full(len(mask), jnp.inf))
+    _, weights, _ = jax.lax.while_loop(go_on, step, state)
+    return jnp.where((left > 0)[:, None], linalg.weighted_mean(inbox, weights), inbox.own), {}

@@ -1,0 +1,76 @@
+"""Krum: the neighbour with the closest company, the best few, or one after the other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ubar_jax.numerics import linalg
+from ubar_jax.parts.aggregation.base import rules
+from ubar_jax.parts.aggregation.counts import clipped, krum_limit, tolerated
+from ubar_jax.registry import Number
+from ubar_jax.types import Inbox
+
+
+def krum_order(inbox: Inbox, n_hat: Array) -> Array:
+    """[r, K] rank of every neighbour by Krum's score; equal scores go to the smallest sender id.
+
+    The score of j is the sum of the left - n_hat - 2 (at least one) smallest squared distances from
+    x_j to the other neighbours. The paper prints "+ 2"; Krum's own definition has - 2.
+    """
+    left = jnp.sum(inbox.graph.mask, axis=1)
+    terms = jnp.maximum(left - n_hat - 2, 1)[:, None, None]
+    nearest = jnp.sort(linalg.slot_distances(inbox), axis=2)
+    counted = jnp.arange(nearest.shape[2])[None, None] < terms
+    return linalg.ranks(_scores(inbox.graph.mask, nearest, counted))
+
+
+def _scores(free: Array, nearest: Array, counted: Array) -> Array:
+    """[r, K] sum of the counted entries; a slot that is not free comes after all."""
+    scores = jnp.sum(jnp.where(counted, nearest, 0), axis=2)
+    return jnp.where(free, jnp.minimum(scores, linalg.BIG), jnp.inf)
+
+
+def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
+    """[r, K] the left - 2 n_hat neighbours that Krum picks one after the other, each then removed.
+
+    The score counts what is LEFT: max(1, left - n_hat - 2) terms. Distances are sorted once.
+    """
+    distances = linalg.slot_distances(inbox)
+    order = jnp.argsort(distances, axis=2, stable=True)
+    nearest = jnp.take_along_axis(distances, order, axis=2)
+    wanted = jnp.sum(inbox.graph.mask, axis=1) - 2 * n_hat
+
+    def pick(step, state):
+        free, there = state
+        terms = jnp.maximum(jnp.sum(free, axis=1) - n_hat - 2, 1)[:, None, None]
+        counted = there & (jnp.cumsum(there, axis=2) <= terms)
+        best = jnp.argmin(_scores(free, nearest, counted), axis=1)
+        best = jnp.where(step < wanted, best, -1)
+        free &= jnp.arange(free.shape[1])[None, :] != best[:, None]
+        return free, there & (order != best[:, None, None])
+
+    start = inbox.graph.mask, jnp.isfinite(nearest)
+    free, _ = jax.lax.fori_loop(0, inbox.graph.mask.shape[1], pick, start)
+    return inbox.graph.mask & ~free
+
+
+@rules.register(count=tolerated(1 / 2), limit=krum_limit)
+def dkrum(inbox: Inbox):
+    """DKrum: the one neighbour with the smallest sum of squared distances to its nearest fellows."""
+    best = (krum_order(inbox, clipped(inbox, krum_limit)) == 0) & inbox.graph.mask
+    return linalg.only(inbox, best), {"selected": best}
+
+
+def multi_krum_limit(values, m):
+    """Krum's limit; no number is defined where there are fewer than m neighbours."""
+    return krum_limit(values) if m == "auto" else np.where(m > values, -1, krum_limit(values))
+
+
+@rules.register(count=tolerated(1 / 2), limit=multi_krum_limit)
+def multi_krum(inbox: Inbox, m: Number(1, integer=True, words=("auto",)) = "auto"):
+    """Multi-Krum: the mean of the m neighbours of best Krum score; auto is |N_i| - n_hat."""
+    n_hat = clipped(inbox, krum_limit)
+    wanted = jnp.sum(inbox.graph.mask, axis=1) - n_hat if m == "auto" else jnp.full_like(n_hat, m)
+    best = (krum_order(inbox, n_hat) < wanted[:, None]) & inbox.graph.mask
+    return linalg.mean(inbox, best), {"selected": best}

@@ -1,0 +1,57 @@
+"""UBAR, and its two stages alone: distance, then loss."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from ubar_jax.numerics import linalg
+from ubar_jax.parts.aggregation.base import rules
+from ubar_jax.parts.aggregation.counts import benign_neighbours
+from ubar_jax.types import Inbox
+
+
+@rules.register(count=benign_neighbours, pairs=lambda degree, count: count)
+def ubar(inbox: Inbox):
+    """UBAR: the rho |N_i| closest neighbours; of those, the ones whose loss is not above own."""
+    near = closest(inbox)
+    good = no_worse(inbox, near)
+    return linalg.mean(inbox, good), {"candidates": near, "selected": good}
+
+
+@rules.register(count=benign_neighbours)
+def ubar_distance(inbox: Inbox):
+    """Ablation of UBAR: its distance stage only."""
+    near = closest(inbox)
+    return linalg.mean(inbox, near), {"candidates": near, "selected": near}
+
+
+@rules.register(pairs=lambda degree, count: degree)
+def ubar_loss(inbox: Inbox):
+    """Ablation of UBAR: its loss stage only, over all neighbours."""
+    good = no_worse(inbox, inbox.graph.mask)
+    return linalg.mean(inbox, good), {"selected": good}
+
+
+def closest(inbox: Inbox) -> Array:
+    """[r, K] the `count` neighbours closest to own model (UBAR, stage 1)."""
+    near = linalg.ranks(linalg.own_distances(inbox)) < inbox.count[:, None]
+    return near & inbox.graph.mask
+
+
+def no_worse(inbox: Inbox, candidates: Array) -> Array:
+    """[r, K] candidates whose loss is at most own; else the single best (UBAR, stage 2)."""
+    losses = losses_of(inbox, candidates)
+    good = candidates & (losses <= inbox.own_loss[:, None]) & jnp.isfinite(losses)
+    best = (linalg.ranks(losses) == 0) & jnp.isfinite(losses)
+    return jnp.where(jnp.any(good, axis=1)[:, None], good, best)
+
+
+def losses_of(inbox: Inbox, candidates: Array) -> Array:
+    """[r, K] loss of the candidates' messages on the receiver's own batch, +inf elsewhere.
+
+    Only the kept candidates are evaluated, as one flat list of at most `inbox.pairs` pairs.
+    """
+    outside = candidates.shape  # where padding reads the last entry and writes nothing
+    receiver, slot = jnp.nonzero(candidates, size=inbox.pairs, fill_value=outside)
+    losses = inbox.loss_of(receiver, inbox.rows[receiver, slot])
+    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+    return jnp.full(outside, jnp.inf).at[receiver, slot].set(losses)

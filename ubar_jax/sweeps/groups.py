@@ -1,0 +1,88 @@
+"""Which runs share a program, how many of them run side by side, and what all of it will take."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ubar_jax.engine.preparation import Experiment, Program, model_size, task_of
+from ubar_jax.memory import device_memory
+
+COMPILE_SECONDS = 5.0  # a group, on a CPU core; measured from 2 to 12
+COPIES = 12  # of all nodes' models that a round holds at its peak, more than any rule was seen to need
+
+
+def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """The runs that one compiled program serves, group by group, in the order given."""
+    groups = {}
+    for experiment in experiments:
+        groups.setdefault(experiment.program, []).append(experiment)
+    return list(groups.values())
+
+
+def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
+    """Runs side by side: as wanted; else one on the CPU, elsewhere what half of the memory holds."""
+    if wanted is not None:
+        return min(wanted, len(group))
+    if jax.default_backend() == "cpu":
+        return 1
+    program = group[0].program
+    one = 4 * model_size(program.learner) * (program.benign + program.byzantine) * COPIES
+    return int(np.clip(device_memory() / 2 / one, 1, len(group)))
+
+
+def in_batches(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
+    """Batches of `width` runs of equal data and length, filled up so that one program serves them all."""
+    alike, batches = {}, []
+    for experiment in group:
+        config = experiment.config
+        alike.setdefault((config.dataset, config.rounds, config.eval_size), []).append(experiment)
+    for runs in alike.values():
+        for batch in (runs[i : i + width] for i in range(0, len(runs), width)):
+            batches.append(batch + batch[-1:] * (width - len(batch)))
+    return batches
+
+
+def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
+    """Seconds that the groups will take on this device, roughly: right within a factor of three on a CPU.
+
+    One node's gradient and forward pass and one copy of its model are timed and multiplied by how often
+    the runs need them: every training node, every pair of stage 2, every slot, every test example.
+    """
+    costs, total = {}, 0.0
+    for group in groups:
+        program = group[0].program
+        key = (program.learner, program.batch)
+        if key not in costs:
+            costs[key] = _costs(program)
+        gradient, forward, copy = costs[key]
+        mixing = program.trained * program.slots * copy
+        a_round = program.trained * gradient + program.pairs * forward + mixing
+        total += COMPILE_SECONDS
+        for config, tests in ((e.config, len(e.test[1])) for e in group):
+            points = config.rounds // program.chunk
+            evaluated = tests + points * min(config.eval_size or tests, tests)
+            total += config.rounds * a_round + program.benign * evaluated / program.batch * forward
+    return total
+
+
+def _costs(program: Program) -> tuple[float, float, float]:
+    """Seconds of one node's gradient, forward pass, and copy of its model."""
+    task = task_of(program.learner)
+    params = jax.jit(task.init)(jax.random.key(0))
+    x, y = jnp.zeros((program.batch, *program.learner.shape)), jnp.zeros(program.batch, jnp.int32)
+    model = jnp.zeros(model_size(program.learner))
+    gradient = _seconds(jax.jit(jax.grad(task.loss)), params, x, y)
+    return gradient, _seconds(jax.jit(task.loss), params, x, y), _seconds(jax.jit(jnp.negative), model)
+
+
+def _seconds(f: Callable, *args) -> float:
+    jax.block_until_ready(f(*args))
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        jax.block_until_ready(f(*args))
+        times.append(time.perf_counter() - started)
+    return min(times)
