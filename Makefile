@@ -1,5 +1,5 @@
 # make quickstart: set up and run the main job on bundled data.  make test: set up and run the tests
-# (quicktest: those that take seconds; test-all: the long ones, too).  make lint: style.
+# (quicktest: those that take seconds; test-all: the long ones, too).  make lint: style and types.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -26,6 +26,7 @@ test-all: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) results

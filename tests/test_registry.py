@@ -1,12 +1,14 @@
+from typing import Annotated
+
 import pytest
 
-from ubar_jax.registry import Choice, ConfigError, Number, Registry, split_spec
+from ubar_jax.registry import Choice, ConfigError, NoTraits, Number, Registry, split_spec
 
-parts = Registry("part", given=1)
+parts = Registry("part", given=1, traits=NoTraits)
 
 
 @parts.register
-def thing(x, size: Number(0, 2) = 1.0, mode: Choice(("a", "b")) = "a", other: str = "y"):
+def thing(x, size: Annotated[float, Number(0, 2)] = 1.0, mode: Choice(("a", "b")) = "a", other: str = "y"):
     """Does a thing."""
     return x, size, mode, other
 

@@ -68,7 +68,7 @@ def own_sources(config: Config) -> list[str]:
         elif not (registry is data.datasets and data.is_tfds(text)):
             texts += registry.sources(registry.parse(text))
     network = topologies.parse(config.topology)
-    if reads := network.part.traits["reads"]:
+    if reads := network.traits.reads:
         texts.append(read_text(dict(network.arguments)[reads]))
     return texts
 

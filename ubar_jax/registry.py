@@ -8,9 +8,12 @@ import numbers
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from ubar_jax.sources import source_of
+
+Traits = TypeVar("Traits")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_INTEGER = 2**31 - 1
 SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # of the positive normal numbers of float32
@@ -102,13 +105,39 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One registered function with its arguments and what the registry's user needs to know of it."""
+class Argument:
+    """One argument of a part, as the user gives it."""
+
+    name: str
+    default: Any  # inspect.Parameter.empty if it must be given
+    allowed: Number | Choice | None  # its range, where it has one
+    is_text: bool
+
+    @classmethod
+    def of(cls, parameter: inspect.Parameter) -> "Argument":
+        """From a parameter annotated as Annotated[type, Number(...)] or Annotated[type, Choice(...)]."""
+        annotation = parameter.annotation
+        notes = getattr(annotation, "__metadata__", (annotation,))
+        allowed = next((note for note in notes if isinstance(note, Number | Choice)), None)
+        return cls(parameter.name, parameter.default, allowed, annotation is str)
+
+    def __str__(self) -> str:
+        return f"{self.name}={'...' if self.default is inspect.Parameter.empty else repr(self.default)}"
+
+
+@dataclass(frozen=True)
+class NoTraits:
+    """Of parts of which the simulator needs to know nothing but the function."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[Traits]):
+    """One registered function with its arguments and what the simulator needs to know of it."""
 
     name: str
     function: Callable
-    parameters: dict[str, inspect.Parameter]
-    traits: dict[str, Any]
+    parameters: dict[str, Argument]
+    traits: Traits
 
     @property
     def description(self) -> str:
@@ -121,22 +150,22 @@ class Part:
     @functools.cached_property
     def source(self) -> str:
         """The text of a user's part and of what it uses; taken once, as the file may be edited meanwhile."""
-        return source_of(self.function, *filter(callable, self.traits.values()))
+        return source_of(self.function, *filter(callable, vars(self.traits).values()))
 
     def signature(self) -> str:
-        return f"{self.name}({', '.join(f'{p.name}={_show(p)}' for p in self.parameters.values())})"
-
-
-def _show(parameter: inspect.Parameter) -> str:
-    return "..." if parameter.default is parameter.empty else repr(parameter.default)
+        return f"{self.name}({', '.join(map(str, self.parameters.values()))})"
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(Generic[Traits]):
     """A part and the arguments it was asked for with, all of them, defaults included."""
 
-    part: Part
+    part: Part[Traits]
     arguments: tuple[tuple[str, Any], ...]
+
+    @property
+    def traits(self) -> Traits:
+        return self.part.traits
 
     def __str__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
@@ -154,44 +183,50 @@ class Spec:
 
 
 @dataclass
-class Registry:
+class Registry(Generic[Traits]):
     """Parts of one kind by name. `helpers` names traits whose arguments the part shares."""
 
     kind: str
     given: int  # how many leading positional parameters the simulator itself passes
-    traits: dict[str, Any] = field(default_factory=dict)  # name -> default
+    traits: Callable[..., Traits]  # the frozen dataclass of what the simulator needs to know, with defaults
     helpers: tuple[str, ...] = ()
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Part[Traits]] = field(default_factory=dict)
 
-    def register(self, function: Callable | None = None, *, name: str | None = None, **traits: Any):
+    @overload
+    def register(self, function: Function) -> Function: ...
+
+    @overload
+    def register(
+        self, function: None = None, *, name: str | None = None, **traits: Any
+    ) -> Callable[[Function], Function]: ...
+
+    def register(self, function=None, *, name=None, **traits):
         """Decorator: `@rules.register` or `@rules.register(defends=False)`."""
         if function is None:
-            return lambda f: self.register(f, name=name, **traits)
-        if unknown := set(traits) - set(self.traits):
-            raise ConfigError(
-                f"a {self.kind} has no trait {listed(unknown)}; there are {listed(self.traits)}"
-            )
-        traits = {**self.traits, **traits}
+            return lambda f: self._register(f, name, traits)
+        return self._register(function, name, traits)
+
+    def _register(self, function: Function, name: str | None, given: dict[str, Any]) -> Function:
+        known = inspect.signature(self.traits).parameters
+        if unknown := set(given) - set(known):
+            raise ConfigError(f"a {self.kind} has no trait {listed(unknown)}; there are {listed(known)}")
+        traits = self.traits(**given)
         parameters = {
-            k: p
-            for k, p in list(inspect.signature(function).parameters.items())[self.given :]
+            p.name: Argument.of(p)
+            for p in list(_signature(function).parameters.values())[self.given :]
             if p.kind is p.POSITIONAL_OR_KEYWORD  # keyword-only ones are not the user's to give
         }
-        for helper in self.helpers:
-            if traits[helper] is not None:
-                parameters |= {
-                    k: p
-                    for k, p in inspect.signature(traits[helper]).parameters.items()
-                    if isinstance(p.annotation, Number | Choice)
-                }
+        for helper in filter(None, (getattr(traits, name) for name in self.helpers)):
+            shared = map(Argument.of, _signature(helper).parameters.values())
+            parameters |= {argument.name: argument for argument in shared if argument.allowed}
         name = name or function.__name__
-        known = self.parts.get(name)
-        if known and known.built_in and known.function.__module__ != function.__module__:
+        old = self.parts.get(name)
+        if old and old.built_in and old.function.__module__ != function.__module__:
             raise ConfigError(f"{self.kind} {name!r} is built in; register yours under another name")
         self.parts[name] = Part(name, function, parameters, traits)
         return function
 
-    def get(self, name: str) -> Part:
+    def get(self, name: str) -> Part[Traits]:
         if name not in self.parts:
             raise ConfigError(
                 f"unknown {self.kind} {shown(name)}{nearest(name, self.parts)}; "
@@ -199,7 +234,7 @@ class Registry:
             )
         return self.parts[name]
 
-    def parse(self, text: str, fill: dict[str, Any] | None = None) -> Spec:
+    def parse(self, text: str, fill: dict[str, Any] | None = None) -> Spec[Traits]:
         """'name(key=value)' -> Spec; `fill` gives values for arguments that the text leaves open."""
         name, positional, keywords = split_spec(text, self.kind)
         part = self.get(name)
@@ -218,17 +253,16 @@ class Registry:
         arguments = []
         for key, parameter in part.parameters.items():
             value = given.get(key, (fill or {}).get(key, parameter.default))
-            if value is parameter.empty:
+            if value is inspect.Parameter.empty:
                 raise ConfigError(f"{self.kind} {name!r} needs {key}=; it is {part.signature()}")
-            allowed = parameter.annotation
-            if isinstance(allowed, Number | Choice):
+            if allowed := parameter.allowed:
                 if not allowed.accepts(value):
                     raise ConfigError(
                         f"{self.kind} {name!r}: {key}={shown(value)} is not allowed; {key} is {allowed}"
                         f"{allowed.limits(value)}"
                     )
                 value = allowed.clean(value)
-            elif allowed is str and not isinstance(value, str):
+            elif parameter.is_text and not isinstance(value, str):
                 raise ConfigError(
                     f"{self.kind} {name!r}: {key}={shown(value)} is not allowed; {key} is a word or a text "
                     "in quotes"
@@ -236,7 +270,7 @@ class Registry:
             arguments.append((key, value))
         return Spec(part, tuple(arguments))
 
-    def sources(self, spec: Spec) -> list[str]:
+    def sources(self, spec: Spec[Traits]) -> list[str]:
         """The texts of the user's own parts in a spec: the part, and parts named in its arguments."""
         inner = [v for _, v in spec.arguments if isinstance(v, str) and v.split("(")[0] in self.parts]
         own = [] if spec.part.built_in else [spec.part.source]
@@ -249,11 +283,19 @@ class Registry:
             lines.append(f"  {part.signature()}")
             lines.append(textwrap.indent(part.description, "      "))
             lines += [
-                f"        {p.name}: {p.annotation}"
-                for p in part.parameters.values()
-                if isinstance(p.annotation, Number | Choice)
+                f"        {argument.name}: {argument.allowed}"
+                for argument in part.parameters.values()
+                if argument.allowed
             ]
         return "\n".join(lines)
+
+
+def _signature(function: Callable) -> inspect.Signature:
+    """With annotations as objects, also where the module postpones them."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:  # of a name for type checkers alone
+        return inspect.signature(function)
 
 
 def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str, Any]]:

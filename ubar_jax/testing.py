@@ -127,7 +127,7 @@ def by_reference(rule: Spec, reference: Callable, case: Case) -> tuple[np.ndarra
     mixed, accepted = [], []
     for i in range(len(case.own)):
         ids = case.graph.neighbours[i][case.graph.mask[i]]
-        if rule.part.traits["defends"]:
+        if rule.traits.defends:
             with np.errstate(over="ignore", invalid="ignore"):
                 ids = ids[np.isfinite(np.square(case.sent[ids]).sum(1, dtype=np.float32))]
         own, target = case.own[i].astype(float), case.targets[i].astype(float)
@@ -176,7 +176,7 @@ def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, r
         v, _ = run(alike, count)
         np.testing.assert_allclose(v, alike.own, err_msg=f"{spec}: all send v, not v", **close)
 
-        if rule.part.traits["defends"]:
+        if rule.traits.defends:
             bad = case.sent.copy()
             values = np.array([np.nan, np.inf, -np.inf, 1e30, 3e38], np.float32)
             bad[case.benign :] = np.resize(values, len(bad) - case.benign)[:, None]
@@ -243,7 +243,7 @@ class Scene(NamedTuple):
 def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, int]:
     """A random scene with its numbers of benign and Byzantine nodes; `deployed` is the rule."""
     case = random_case(seed, least=2, connected=True)
-    trains = attack.part.traits["trains"]
+    trains = attack.traits.trains
     own = case.sent if trains else case.sent[: case.benign]
     update = np.random.default_rng(seed).normal(size=own.shape).astype(np.float32) / 10
     count = counts_of(deployed, case)[2]
@@ -275,7 +275,7 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
     """
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
-    traits = attack.part.traits
+    traits = attack.traits
     traces = []
 
     def send(key, scene, traced):
@@ -287,16 +287,16 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
     for seed in range(graphs):
         scene, benign, byzantine = random_scene(seed, attack, deployed)
         numbers = dict(strengths)
-        if traits["setup"]:
+        if traits.setup:
             network = nx.Graph(
                 (i, int(j)) for i, (ids, real) in enumerate(zip(*scene.graph, strict=True)) for j in ids[real]
             )
-            setup = traits["setup"]
+            setup = traits.setup
             numbers |= setup(network, benign, byzantine, 1000, deployed, **attack.of(setup))[0]
         traced = {k: jnp.float32(v) for k, v in numbers.items()}
         key = jax.random.key(seed)
         first, again = (np.asarray(jitted(key, scene, traced)) for _ in range(2))
-        rows = byzantine if tailored_since(attack) is None else byzantine * traits["trains"] + benign
+        rows = byzantine if tailored_since(attack) is None else byzantine * traits.trains + benign
         expected = (rows, scene.own.shape[1])
         assert first.shape == expected, f"{spec}: sends {first.shape}, not {expected}"
         np.testing.assert_array_equal(first, again, err_msg=f"{spec}: not decided by its key")

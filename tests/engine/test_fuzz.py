@@ -11,7 +11,7 @@ import pytest
 from ubar_jax import Config, ConfigError, simulate
 from ubar_jax.config import REGISTRIES, canonical
 from ubar_jax.parts.aggregation import rules
-from ubar_jax.registry import Choice, Number
+from ubar_jax.registry import Choice
 
 NODES, ROUNDS = 6, 3
 SMALL = {"examples": 240, "size": 3, "classes": 3}  # so that a run is little but its compilation
@@ -36,12 +36,12 @@ def random_spec(draw: random.Random, kind: str, names=None) -> str:
     part = registry.get(draw.choice(sorted(names or registry.parts)))
     given = {}
     for name, parameter in part.parameters.items():
-        allowed = SMALL.get(name) if part.name == "synthetic" else parameter.annotation
+        allowed = SMALL.get(name) if part.name == "synthetic" else parameter.allowed
         if part.name == "synthetic" and name in SMALL:
             given[name] = allowed
         elif part.name == "sleeper" and name == "attack":
             given[name] = random_spec(draw, kind, set(registry.parts) - {"none", "sleeper"})
-        elif isinstance(allowed, Number | Choice) and draw.random() < 0.5:
+        elif allowed and draw.random() < 0.5:
             given[name] = random_value(draw, allowed)
     return f"{part.name}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
 
@@ -90,7 +90,7 @@ def check(config: Config) -> bool:
     assert (curves["worst"] <= curves["mean"] + 1e-6).all(), said
     assert result.accepted.shape == (NODES, NODES + config.byzantine), said
     assert (result.accepted >= 0).all() and (result.accepted <= ROUNDS).all(), said
-    if rules.parse(config.rule).part.traits["defends"]:
+    if rules.parse(config.rule).traits.defends:
         assert result.diverged is None, said
         honest = [np.asarray(leaf)[:NODES] for leaf in jax.tree.leaves(result.state.params)]
         assert all(np.isfinite(leaf).all() for leaf in honest), said

@@ -27,7 +27,7 @@ PARAMETERS = {"mlp": 79_510, "lenet": 61_706, "cnn": 977_866}
 @pytest.mark.parametrize("name", serial.RULES)
 def test_torch_rule_equals_its_reference(name):
     rule = rules.parse(name)
-    counting = rule.part.traits["count"]
+    counting = rule.traits.count
 
     def in_torch(node, **arguments):
         own, messages = torch.from_numpy(node.own), torch.from_numpy(node.messages)

@@ -138,7 +138,7 @@ SLOWLY = [pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, 1e30
 def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     """The others are told what they would be told if the lost node were not there."""
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
-    (scene, benign, byzantine), setup = random_scene(0, attack, deployed), attack.part.traits["setup"]
+    (scene, benign, byzantine), setup = random_scene(0, attack, deployed), attack.traits.setup
     lost = 1
     own = scene.own.copy()
     own[lost] = value
@@ -272,7 +272,7 @@ def test_a_sleeper_passes_the_inner_arguments_on_to_the_poison():
         return view.own[view.benign :]
 
     sleeper = attacks.parse("sleeper(shifted(shift=3), start=2)")
-    outer = sleeper.part.traits["poison"]
+    outer = sleeper.traits.poison
     for t, wanted in ((1, [0, 4]), (2, [3, 2])):
         got = outer(jnp.array([0, 4]), 5, jnp.int32(t), **sleeper.of(outer))
         np.testing.assert_array_equal(got, wanted)
@@ -307,7 +307,7 @@ def test_label_flip_trains_on_flipped_labels():
     np.testing.assert_array_equal(ravel(asleep.state.params)[0], other)
     halfway = np.asarray(ravel(half.state.params)[0])[4:]
     assert min(np.linalg.norm(halfway - x[4:], axis=1).min() for x in (benign, other)) > 0.5
-    flipped = attacks.get("label_flip").traits["poison"](np.arange(10), 10, 0)
+    flipped = attacks.get("label_flip").traits.poison(np.arange(10), 10, 0)
     np.testing.assert_array_equal(flipped, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
 
 

@@ -134,7 +134,7 @@ def prepare(config: Config) -> Experiment:
         share=share,
     )
     network_spec = topology.topologies.parse(config.topology)
-    degree = network_spec.part.traits["degree"]
+    degree = network_spec.traits.degree
     links = n / 2 * degree(n, **network_spec.of(degree))
     check_memory(config, learner, dataset.train_x, 0, links)
     network = topology.build(network_spec, benign, byzantine, config.seed)
@@ -142,11 +142,11 @@ def prepare(config: Config) -> Experiment:
     check_memory(config, learner, dataset.train_x, widest, network.number_of_edges())
     graph = topology.to_arrays(network)
     rule, attack = rules.parse(config.rule), attacks.parse(config.attack)
-    trained = n if attack.part.traits["trains"] else benign
+    trained = n if attack.traits.trains else benign
     degree, _, count = count_neighbours(rule, graph, trained, benign)
-    traits = rule.part.traits
-    if traits["limit"] is not None:
-        limit = traits["limit"](degree, **rule.of(traits["limit"]))
+    traits = rule.traits
+    if traits.limit is not None:
+        limit = traits.limit(degree, **rule.of(traits.limit))
         if concerned := int((count > limit)[:benign].sum()):
             notices.append(
                 f"{rule} needs more neighbours than {concerned} of {benign} benign nodes have; there the "
@@ -154,11 +154,11 @@ def prepare(config: Config) -> Experiment:
             )
     alpha = config.alpha
     if alpha is None:
-        alpha = traits["alpha"](degree, **rule.of(traits["alpha"]))
+        alpha = traits.alpha(degree, **rule.of(traits.alpha))
     alpha = np.broadcast_to(alpha, degree.shape)
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
     words = tuple((k, v) for k, v in attack.arguments if k not in strengths)
-    if byzantine and (setup := attack.part.traits["setup"]):
+    if byzantine and (setup := attack.traits.setup):
         numbers, said = setup(network, benign, byzantine, config.rounds, rule, **attack.of(setup))
         strengths |= numbers
         notices += said
@@ -176,7 +176,7 @@ def prepare(config: Config) -> Experiment:
         benign_slots=topology.benign_slots(graph, benign),
         trained=trained,
         slots=graph.mask.shape[1],
-        pairs=topology.round_up(int(np.sum(traits["pairs"](degree, count)))),
+        pairs=topology.round_up(int(np.sum(traits.pairs(degree, count)))),
         batch=config.batch_size,
         chunk=chunk,
         ragged=config.rounds % chunk != 0,

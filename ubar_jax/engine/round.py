@@ -42,7 +42,7 @@ def make_round(
 
         # Every node draws a batch and takes the gradient at its own model, before mixing.
         x, y = normalise(data, data.x[index]), data.y[index]
-        if poison := attack.part.traits["poison"]:
+        if poison := attack.traits.poison:
             y = y.at[benign:].set(poison(y[benign:], classes, state.t, **attack.of(poison)))
         loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
         direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
@@ -92,7 +92,7 @@ def without_lost(graph: Graph, honest: Array, rule: Spec) -> Graph:
     One lost model would otherwise make all means, and so all attacks on the others, NaN.
     """
     ids, mask = graph
-    defends = rule.part.traits["defends"]
+    defends = rule.traits.defends
     alive = linalg.usable(honest) if defends else jnp.all(jnp.isfinite(honest), axis=1)
     alive = jnp.concatenate([alive, jnp.ones(len(mask) - len(honest), bool)])
     return Graph(ids, mask & alive[ids] & alive[:, None])

@@ -10,16 +10,16 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from ubar_jax.files import atomic_write, cache_dir
 from ubar_jax.memory import check_fits, host_memory
-from ubar_jax.registry import ConfigError, Number, Registry, listed, nearest
+from ubar_jax.registry import ConfigError, NoTraits, Number, Registry, listed, nearest
 
-datasets = Registry("dataset", given=0)
-shardings = Registry("sharding", given=3)
+datasets = Registry("dataset", given=0, traits=NoTraits)
+shardings = Registry("sharding", given=3, traits=NoTraits)
 
 
 class Dataset(NamedTuple):
@@ -47,10 +47,10 @@ def digits() -> Dataset:
 
 @datasets.register
 def synthetic(
-    examples: Number(20, integer=True) = 2000,
-    size: Number(1, integer=True) = 8,
-    classes: Number(2, integer=True) = 10,
-    noise: Number(0) = 64.0,
+    examples: Annotated[int, Number(20, integer=True)] = 2000,
+    size: Annotated[int, Number(1, integer=True)] = 8,
+    classes: Annotated[int, Number(2, integer=True)] = 10,
+    noise: Annotated[float, Number(0)] = 64.0,
 ) -> Dataset:
     """A random image per class plus Gaussian noise: for tests; a fifth more examples test it."""
     values = size * size * (25 * (examples + examples // 5) + 8 * classes)  # bytes, three float64 each
@@ -194,7 +194,7 @@ def iid(rng: np.random.Generator, y: np.ndarray, n: int) -> np.ndarray:
 
 @shardings.register
 def dirichlet(
-    rng: np.random.Generator, y: np.ndarray, n: int, a: Number(0, open_low=True) = 0.5
+    rng: np.random.Generator, y: np.ndarray, n: int, a: Annotated[float, Number(0, open_low=True)] = 0.5
 ) -> np.ndarray:
     """Equal shares whose class mix is drawn from Dirichlet(a): small a, skewed shares."""
     share = len(y) // n
@@ -216,7 +216,7 @@ def dirichlet(
 
 @shardings.register
 def by_label(
-    rng: np.random.Generator, y: np.ndarray, n: int, pieces: Number(1, integer=True) = 2
+    rng: np.random.Generator, y: np.ndarray, n: int, pieces: Annotated[int, Number(1, integer=True)] = 2
 ) -> np.ndarray:
     """Examples sorted by label and cut up; every node gets `pieces` random pieces."""
     if not (size := len(y) // (n * pieces)):

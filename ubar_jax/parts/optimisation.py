@@ -3,22 +3,22 @@
 optax is imported with the first optimizer: it takes long to import.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import jax.numpy as jnp
 from jax import Array
 
-from ubar_jax.registry import Number, Registry
+from ubar_jax.registry import NoTraits, Number, Registry
 
 if TYPE_CHECKING:
     import optax
 
-schedules = Registry("schedule", given=1)
-optimizers = Registry("optimizer", given=0)
+schedules = Registry("schedule", given=1, traits=NoTraits)
+optimizers = Registry("optimizer", given=0, traits=NoTraits)
 
 
 @schedules.register
-def fading(epoch: Array, half: Number(0, open_low=True) = 20.0) -> Array:
+def fading(epoch: Array, half: Annotated[float, Number(0, open_low=True)] = 20.0) -> Array:
     """The paper's: half / (half + epoch), k = number of finished epochs."""
     return half / (half + epoch.astype(jnp.float32))
 
@@ -38,7 +38,7 @@ def sgd() -> "optax.GradientTransformation":
 
 
 @optimizers.register
-def momentum(decay: Number(0, 1, open_high=True) = 0.9) -> "optax.GradientTransformation":
+def momentum(decay: Annotated[float, Number(0, 1, open_high=True)] = 0.9) -> "optax.GradientTransformation":
     """Heavy-ball momentum."""
     import optax
 
@@ -47,7 +47,8 @@ def momentum(decay: Number(0, 1, open_high=True) = 0.9) -> "optax.GradientTransf
 
 @optimizers.register
 def adam(
-    b1: Number(0, 1, open_high=True) = 0.9, b2: Number(0, 1, open_high=True) = 0.999
+    b1: Annotated[float, Number(0, 1, open_high=True)] = 0.9,
+    b2: Annotated[float, Number(0, 1, open_high=True)] = 0.999,
 ) -> "optax.GradientTransformation":
     """Adam; choose a learning rate near 0.001."""
     import optax

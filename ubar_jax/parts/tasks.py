@@ -5,7 +5,8 @@ flax and optax are imported when a model is made, so that commands which make no
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,19 @@ from ubar_jax.types import Task
 if TYPE_CHECKING:
     import flax.linen as nn
 
-models = Registry("model", given=1, traits={"least": 1})  # least: smallest image side it fits
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What the simulator needs to know of a model."""
+
+    least: int = 1  # smallest side of an image that it fits
+
+
+models = Registry("model", given=1, traits=ModelTraits)
 
 
 @models.register
-def mlp(classes: int, hidden: Number(1, integer=True) = 100) -> "nn.Module":
+def mlp(classes: int, hidden: Annotated[int, Number(1, integer=True)] = 100) -> "nn.Module":
     """One hidden layer with ReLU: 79,510 parameters on 28x28x1."""
     from ubar_jax.parts.flax_modules import Head
 
@@ -84,7 +93,7 @@ def _module(spec: str, shape: tuple[int, ...], classes: int) -> "nn.Module":
     if ":" in spec:
         return _users_module(spec, classes)
     parsed = models.parse(spec)
-    least = parsed.part.traits["least"]
+    least = parsed.traits.least
     if min(shape[:2]) < least:
         raise ConfigError(
             f"model {spec!r} needs images of at least {least}x{least} pixels, not "

@@ -2,26 +2,40 @@
 
 Benign nodes come first. A topology that `places` puts the Byzantine nodes itself (the paper's
 construction); the others draw a graph of all n nodes, in which positions are then drawn until the
-benign nodes among themselves are connected. `degree` is the mean degree to expect of n nodes, for an
-estimate of the memory before the graph is built. `reads` names the argument that is a file to read.
+benign nodes among themselves are connected.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import networkx as nx
 import numpy as np
 
-from ubar_jax.registry import ConfigError, Number, Registry
+from ubar_jax.registry import ConfigError, Number, Registry, Spec
 from ubar_jax.types import Graph
 
 DRAWS = 1000  # of a random graph, before we say that there is no connected one
 
-topologies = Registry("topology", given=2, traits={"places": False, "degree": lambda n: 0, "reads": None})
+
+@dataclass(frozen=True)
+class TopologyTraits:
+    """What the simulator needs to know of a topology."""
+
+    places: bool = False  # whether it places the Byzantine nodes itself
+    degree: Callable[..., float] = lambda n: 0  # mean degree to expect of n nodes; may take its arguments
+    reads: str | None = None  # the argument that is a file to read
+
+
+topologies = Registry("topology", given=2, traits=TopologyTraits)
 
 
 @topologies.register(places=True, degree=lambda n, connection: connection * (n - 1))
-def erdos_renyi(seed: int, nodes: tuple[int, int], connection: Number(0, 1, open_low=True) = 0.4) -> nx.Graph:
+def erdos_renyi(
+    seed: int, nodes: tuple[int, int], connection: Annotated[float, Number(0, 1, open_low=True)] = 0.4
+) -> nx.Graph:
     """The paper's: connected Erdos-Renyi of benign nodes, Byzantine nodes linked at random."""
     benign, byzantine = nodes
     for draw in range(DRAWS):
@@ -80,7 +94,7 @@ def _sides(n: int) -> range:
 
 
 @topologies.register(degree=lambda n, degree: degree)
-def random_regular(seed: int, n: int, degree: Number(2, integer=True) = 4) -> nx.Graph:
+def random_regular(seed: int, n: int, degree: Annotated[int, Number(2, integer=True)] = 4) -> nx.Graph:
     """Random graph in which every node has the same degree."""
     if degree >= n or degree * n % 2:
         raise ConfigError(
@@ -95,7 +109,10 @@ def random_regular(seed: int, n: int, degree: Number(2, integer=True) = 4) -> nx
 
 @topologies.register(degree=lambda n, degree: degree)
 def small_world(
-    seed: int, n: int, degree: Number(2, integer=True) = 4, rewire: Number(0, 1) = 0.1
+    seed: int,
+    n: int,
+    degree: Annotated[int, Number(2, integer=True)] = 4,
+    rewire: Annotated[float, Number(0, 1)] = 0.1,
 ) -> nx.Graph:
     """Watts-Strogatz: a ring lattice with a share of its links rewired at random."""
     if degree >= n:
@@ -109,7 +126,7 @@ def small_world(
 
 
 @topologies.register(degree=lambda n, links: 2 * links)
-def scale_free(seed: int, n: int, links: Number(1, integer=True) = 2) -> nx.Graph:
+def scale_free(seed: int, n: int, links: Annotated[int, Number(1, integer=True)] = 2) -> nx.Graph:
     """Barabasi-Albert: every new node links to `links` others, popular ones first."""
     if links >= n:
         raise ConfigError(f"scale_free(links={links}) needs more than {links} nodes, not {n}")
@@ -182,9 +199,9 @@ def place(graph: nx.Graph, byzantine: int, seed: int, what: str) -> nx.Graph:
     return _benign_first(graph, taken)
 
 
-def build(spec, benign: int, byzantine: int, seed: int) -> nx.Graph:
+def build(spec: Spec[TopologyTraits], benign: int, byzantine: int, seed: int) -> nx.Graph:
     """The network of a run: a networkx graph of nodes 0..n-1, benign ones first."""
-    if spec.part.traits["places"]:
+    if spec.traits.places:
         graph = spec(seed, (benign, byzantine))
     else:
         graph = place(spec(seed, benign + byzantine), byzantine, seed, str(spec))

@@ -61,7 +61,7 @@ def attack_costs(repeats: int) -> dict[str, Any]:
     rows, of_a_step = {}, {}
     for name in attacks.parts:
         attack = attacks.parse(name)
-        setup, numbers = attack.part.traits["setup"], {}
+        setup, numbers = attack.traits.setup, {}
         if setup:
             numbers, _ = setup(network, NODES, NODES, 1000, rules.parse("ubar"), **attack.of(setup))
         attacked = ready(rounds(attack), (scene[:4], count, numbers))

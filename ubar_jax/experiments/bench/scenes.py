@@ -144,10 +144,10 @@ def several_rounds(scene: Scene, name: str) -> Work:
 def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
     """A rule's count [r], its alpha [r], and how many pairs of receiver and message it evaluates."""
     rule = rules.parse(name)
-    traits = rule.part.traits
+    traits = rule.traits
     degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
-    alpha = np.broadcast_to(traits["alpha"](degree, **rule.of(traits["alpha"])), degree.shape)
-    pairs = topology.round_up(int(np.sum(traits["pairs"](degree, count))))
+    alpha = np.broadcast_to(traits.alpha(degree, **rule.of(traits.alpha)), degree.shape)
+    pairs = topology.round_up(int(np.sum(traits.pairs(degree, count))))
     return count, alpha.astype(np.float32), pairs
 
 

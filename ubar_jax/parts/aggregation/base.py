@@ -12,31 +12,38 @@ rule sees them; `selects`, whether it accepts or refuses whole messages.
 kept; coordinate-wise rules have neither.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ubar_jax.numerics import linalg
 from ubar_jax.registry import Registry, Spec
 from ubar_jax.types import Inbox
 
-rules = Registry(
-    "rule",
-    given=1,
-    traits={
-        "count": None,
-        "limit": None,
-        "alpha": lambda degree: 0.5,
-        "selects": lambda: True,
-        "pairs": lambda degree, count: 0,
-        "defends": True,
-    },
-    helpers=("count",),
-)
+
+@dataclass(frozen=True)
+class RuleTraits:
+    """What the simulator needs to know of a rule. Functions may take arguments of the rule by name."""
+
+    count: Callable[..., np.ndarray] | None = None  # degree [r], Byzantine neighbours [r] -> inbox.count [r]
+    limit: Callable[..., Any] | None = None  # messages [r] -> largest count that the rule is defined for
+    alpha: Callable[..., Any] = lambda degree: 0.5  # degree [r] -> weight of own model in the update
+    selects: Callable[..., bool] = lambda: True  # whether it accepts or refuses whole messages
+    pairs: Callable[..., Any] = lambda degree, count: 0  # losses per node, from degree [r] and count [r]
+    defends: bool = True  # whether bad messages are dropped before the rule sees them
 
 
-def aggregate(rule: Spec, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
+Rule = Spec[RuleTraits]
+rules = Registry("rule", given=1, traits=RuleTraits, helpers=("count",))
+
+
+def aggregate(rule: Rule, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
     """What every rule has in common: bad messages are dropped; nothing left, R = x_i."""
-    if rule.part.traits["defends"]:
+    if rule.traits.defends:
         inbox = linalg.drop_bad(inbox)
     mixed, info = rule(inbox)
     heard = jnp.any(inbox.graph.mask, axis=1)

@@ -1,6 +1,7 @@
 """BRIDGE in its four variants and two conventions."""
 
 from functools import partial
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from ubar_jax.numerics import linalg, order_statistics
 from ubar_jax.parts.aggregation.base import rules
 from ubar_jax.parts.aggregation.counts import (
-    RHO,
-    SHARE,
+    Rho,
+    Share,
     bulyan_limit,
     clipped,
     krum_limit,
@@ -20,13 +21,13 @@ from ubar_jax.parts.aggregation.krum import krum_order, recursive_krum
 from ubar_jax.registry import Choice
 from ubar_jax.types import Inbox
 
-VARIANT = Choice(("T", "M", "K", "B"))
+Variant = Annotated[str, Choice(("T", "M", "K", "B"))]
 
 
 BRIDGE_LIMITS = {"T": trim_limit, "M": trim_limit, "K": krum_limit, "B": bulyan_limit}
 
 
-def bridge_tolerated(degree, known, variant: VARIANT = "T", rho: RHO = 0.4, byzantine: SHARE = None):
+def bridge_tolerated(degree, known, variant: Variant = "T", rho: Rho = 0.4, byzantine: Share = None):
     """n_hat of a BRIDGE variant; the median needs none."""
     if variant == "M":
         return np.zeros_like(degree)
@@ -44,7 +45,7 @@ def bridge_limit(values, variant: str, original: bool):
     alpha=lambda degree, original: 0.0 if original else 0.5,
     selects=lambda variant: variant in "KB",
 )
-def bridge(inbox: Inbox, variant: VARIANT = "T", original: Choice((False, True)) = False):
+def bridge(inbox: Inbox, variant: Variant = "T", original: Annotated[bool, Choice((False, True))] = False):
     """BRIDGE-T(rimmed mean), -M(edian), -K(rum), -B(ulyan-like): recursive Krum, then trimmed mean.
 
     In this paper's frame over N_i with alpha 0.5; in the original over N_i and i with alpha 0. The

@@ -1,6 +1,7 @@
 """How many neighbours a rule takes for benign or Byzantine: per-node integers, computed once on the host."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +10,10 @@ from jax import Array
 from ubar_jax.registry import Number, Spec
 from ubar_jax.types import Graph, Inbox
 
-RHO = Number(0, 1, open_low=True, words=("conservative", "oracle"))
+Rho = Annotated[float | str, Number(0, 1, open_low=True, words=("conservative", "oracle"))]
 
 
-SHARE = Number(0, 1, open_high=True, words=("oracle", None))
+Share = Annotated[float | str | None, Number(0, 1, open_high=True, words=("oracle", None))]
 
 
 GUARD = 1e-9  # floor and ceil of products such as 0.29 * 100 and 10 * (1 - 0.7)
@@ -23,7 +24,7 @@ def benign_share(degree: np.ndarray, byzantine: np.ndarray, rho: float | str) ->
     return {"conservative": 1 / degree, "oracle": 1 - byzantine / degree}.get(rho, rho)
 
 
-def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: RHO = 0.4) -> np.ndarray:
+def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: Rho = 0.4) -> np.ndarray:
     """[r] how many neighbours UBAR keeps: max(1, floor(rho_i |N_i|)).
 
     degree [r]; byzantine [r], the true number of Byzantine neighbours.
@@ -35,7 +36,7 @@ def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: RHO = 0.4)
 def tolerated(largest: float) -> Callable:
     """n_hat = ceil(|N_i| min(1 - rho_i, largest)), or from `byzantine`: a share, or the true count."""
 
-    def n_hat(degree, known, rho: RHO = 0.4, byzantine: SHARE = None):
+    def n_hat(degree, known, rho: Rho = 0.4, byzantine: Share = None):
         if byzantine == "oracle":
             return known.astype(np.int32)
         share = np.minimum(1 - benign_share(degree, known, rho), largest) if byzantine is None else byzantine
@@ -63,7 +64,7 @@ def count_neighbours(rule: Spec, graph: Graph, receivers: int, benign: int) -> t
     """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count), on the host."""
     ids, mask = (np.asarray(a)[:receivers] for a in graph)
     degree, byzantine = mask.sum(1), (mask & (ids >= benign)).sum(1)
-    counting = rule.part.traits["count"]
+    counting = rule.traits.count
     count = np.zeros_like(degree) if counting is None else counting(degree, byzantine, **rule.of(counting))
     return degree, byzantine, count.astype(np.int32)
 

@@ -1,5 +1,7 @@
 """The geometric median."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
@@ -12,9 +14,9 @@ from ubar_jax.types import Inbox
 @rules.register(selects=lambda: False)
 def geometric_median(
     inbox: Inbox,
-    smoothing: Number(0, open_low=True) = 1e-2,
-    tolerance: Number(0, open_low=True) = 1e-5,
-    steps: Number(1, integer=True) = 200,
+    smoothing: Annotated[float, Number(0, open_low=True)] = 1e-2,
+    tolerance: Annotated[float, Number(0, open_low=True)] = 1e-5,
+    steps: Annotated[int, Number(1, integer=True)] = 200,
 ):
     """Geometric median by smoothed Weiszfeld steps, until no weight moves by more than tolerance.
 

@@ -1,5 +1,7 @@
 """Krum: the neighbour with the closest company, the best few, or one after the other."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +70,7 @@ def multi_krum_limit(values, m):
 
 
 @rules.register(count=tolerated(1 / 2), limit=multi_krum_limit)
-def multi_krum(inbox: Inbox, m: Number(1, integer=True, words=("auto",)) = "auto"):
+def multi_krum(inbox: Inbox, m: Annotated[int | str, Number(1, integer=True, words=("auto",))] = "auto"):
     """Multi-Krum: the mean of the m neighbours of best Krum score; auto is |N_i| - n_hat."""
     n_hat = clipped(inbox, krum_limit)
     wanted = jnp.sum(inbox.graph.mask, axis=1) - n_hat if m == "auto" else jnp.full_like(n_hat, m)

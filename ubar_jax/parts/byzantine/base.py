@@ -14,27 +14,41 @@ of the models that its benign neighbours send it, the ones it has seen. `targete
 depend on where and when: on the graph, on the receiver or on the round.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
 from ubar_jax.registry import ConfigError, Number, Registry, Spec
 
-attacks = Registry(
-    "attack",
-    given=2,
-    traits={"trains": False, "tailored": False, "poison": None, "setup": None},
-)
+
+@dataclass(frozen=True)
+class AttackTraits:
+    """What the simulator needs to know of an attack. Functions may take arguments of the attack by name."""
+
+    trains: bool = False  # whether Byzantine nodes train and apply the rule, so that they have models
+    tailored: bool | Callable[..., int | None] = False  # whether, or from which round on, every benign
+    # receiver is told something else
+    poison: Callable[..., Any] | None = None  # labels [f, b], classes, t -> the labels that they train on
+    setup: Callable[..., tuple[dict[str, float], list[str]]] | None = None  # network, n_b, f, rounds, rule ->
+    # (further numbers for the attack, notices); run once on the host, refuses what cannot work
 
 
-POSITIVE = Number(0, open_low=True)
+Attack = Spec[AttackTraits]
+attacks = Registry("attack", given=2, traits=AttackTraits)
 
 
-def tailored_since(attack: Spec) -> int | None:
+Positive = Annotated[float, Number(0, open_low=True)]
+
+
+def tailored_since(attack: Attack) -> int | None:
     """The round from which on the attack tells every receiver something else; None if it never does."""
-    tailored = attack.part.traits["tailored"]
+    tailored = attack.traits.tailored
     if callable(tailored):
         return tailored(**attack.of(tailored))
     return 0 if tailored else None
 
 
-def check_range(attack: Spec, numbers: dict) -> None:
+def check_range(attack: Attack, numbers: dict) -> None:
     """Refuses numbers of an attack that float32 does not have."""
     for name, value in numbers.items():
         if isinstance(value, float) and not Number().accepts(value):

@@ -1,5 +1,7 @@
 """Attacks that look honest: copies of a benign node, and honest training on false labels."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -15,7 +17,7 @@ def _check_node(network, benign: int, byzantine: int, rounds: int, rule: Spec, n
 
 
 @attacks.register(setup=_check_node)
-def mimic(key: Array, view: View, node: Number(0, integer=True) = 0) -> Array:
+def mimic(key: Array, view: View, node: Annotated[int, Number(0, integer=True)] = 0) -> Array:
     """All copy one benign node, which so gets more weight than its due. Knows that node's message."""
     return jnp.repeat(view.own[node][None], view.byzantine, axis=0)
 

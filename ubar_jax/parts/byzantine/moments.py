@@ -1,6 +1,7 @@
 """Attacks along the mean and the deviation of the seen models, of fixed or optimised strength."""
 
 from statistics import NormalDist
+from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -19,7 +20,7 @@ def alie_z(benign: int, byzantine: int) -> float:
 
 
 @attacks.register
-def alie(key: Array, view: View, z: Number(words=("auto",)) = "auto") -> Array:
+def alie(key: Array, view: View, z: Annotated[float | str, Number(words=("auto",))] = "auto") -> Array:
     """A little is enough: mu - z sigma. Knows its neighbours' messages, and n and f of the whole network."""
     seen = seen_by_attackers(view)
     z = alie_z(view.benign, view.byzantine) if isinstance(z, str) else z
@@ -27,7 +28,7 @@ def alie(key: Array, view: View, z: Number(words=("auto",)) = "auto") -> Array:
 
 
 @attacks.register
-def ipm(key: Array, view: View, eps: Number(0) = 0.5) -> Array:
+def ipm(key: Array, view: View, eps: Annotated[float, Number(0)] = 0.5) -> Array:
     """Inner-product manipulation: -eps mu. Knows its neighbours' messages."""
     seen = seen_by_attackers(view)
     return -eps * (seen.centre + seen.mean)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ubar_jax.parts.byzantine.base import POSITIVE, attacks
+from ubar_jax.parts.byzantine.base import Positive, attacks
 from ubar_jax.types import View
 
 
@@ -15,7 +15,7 @@ def none(key: Array, view: View) -> Array:
 
 
 @attacks.register
-def gaussian(key: Array, view: View, std: POSITIVE = 1.0) -> Array:
+def gaussian(key: Array, view: View, std: Positive = 1.0) -> Array:
     """Random vectors N(0, std^2), fresh each round. Knows nothing."""
     return std * jax.random.normal(key, (view.byzantine, view.own.shape[1]))
 

@@ -1,5 +1,7 @@
 """Attacks that tell every receiver something else."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -30,7 +32,7 @@ def _weighted_honest(view: View, weights: Array) -> Array:
 
 
 @attacks.register(tailored=True)
-def dissensus(key: Array, view: View, strength: Number(0) = 1.5) -> Array:
+def dissensus(key: Array, view: View, strength: Annotated[float, Number(0)] = 1.5) -> Array:
     """Drives each receiver off its neighbours: x_i - strength sum_good W (x_j - x_i) / sum_byz W.
 
     W are Metropolis weights. Knows all honest messages and the graph.

@@ -1,6 +1,7 @@
 """Attacks that depend on the round or on a path through the graph."""
 
 import math
+from typing import Annotated
 
 import jax.numpy as jnp
 import networkx as nx
@@ -18,7 +19,7 @@ def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start:
         raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
     check_range(inner, dict(inner.arguments))
     numbers, notices = {}, []
-    if setup := inner.part.traits["setup"]:
+    if setup := inner.traits.setup:
         numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))
     if start >= rounds:
         notices = [*notices, f"sleeper(start={start}) never wakes: the run ends after {rounds} rounds"]
@@ -31,14 +32,18 @@ def _sleeper_tailored(attack: str, start: int) -> int | None:
 
 def _sleeper_poison(labels: Array, classes: int, t: Array, attack: str, start: int) -> Array:
     inner = attacks.parse(attack)
-    if (poison := inner.part.traits["poison"]) is None:
+    if (poison := inner.traits.poison) is None:
         return labels
     return jnp.where(t >= start, poison(labels, classes, t, **inner.of(poison)), labels)
 
 
 @attacks.register(trains=True, setup=_sleeper_setup, tailored=_sleeper_tailored, poison=_sleeper_poison)
 def sleeper(
-    key: Array, view: View, attack: str = "alie", start: Number(0, integer=True) = 100, **numbers: Array
+    key: Array,
+    view: View,
+    attack: str = "alie",
+    start: Annotated[int, Number(0, integer=True)] = 100,
+    **numbers: Array,
 ) -> Array:
     """Honest until round `start`, then any other attack, such as sleeper(alie, start=50).
 
@@ -71,9 +76,9 @@ def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int, size:
 def theorem1(
     key: Array,
     view: View,
-    target: Number(0, integer=True) = 0,
-    size: Number() = 1.0,
-    start: Number(0, integer=True) = 0,
+    target: Annotated[int, Number(0, integer=True)] = 0,
+    size: Annotated[float, Number()] = 1.0,
+    start: Annotated[int, Number(0, integer=True)] = 0,
     *,
     gain: Array,
 ) -> Array:

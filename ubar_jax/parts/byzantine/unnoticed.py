@@ -1,5 +1,7 @@
 """Attacks that go as far as still goes unnoticed."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -13,7 +15,7 @@ from ubar_jax.types import View
 
 
 def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str, gamma: float | str):
-    selects = rule.part.traits["selects"]
+    selects = rule.traits.selects
     if surrogate == "deployed" and gamma == "search" and not selects(**rule.of(selects)):
         raise ConfigError(
             f"mhamdi(surrogate=deployed) asks whether {rule} selects its message, but that rule mixes all "
@@ -26,9 +28,9 @@ def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str, g
 def mhamdi(
     key: Array,
     view: View,
-    norm: Choice((2, "inf")) = 2,
-    surrogate: Choice(("krum", "deployed")) = "krum",
-    gamma: Number(0, words=("search",)) = "search",
+    norm: Annotated[int | str, Choice((2, "inf"))] = 2,
+    surrogate: Annotated[str, Choice(("krum", "deployed"))] = "krum",
+    gamma: Annotated[float | str, Number(0, words=("search",))] = "search",
 ) -> Array:
     """Hidden vulnerability: mu + gamma E, the largest gamma that goes unnoticed, searched every round.
 
@@ -78,7 +80,7 @@ def _deployed_chooses(view: View, seen: Seen, direction: Array):
     return chosen
 
 
-DIRECTION = Choice(("std", "sign", "unit"))
+Direction = Annotated[str, Choice(("std", "sign", "unit"))]
 
 
 def _direction(seen: Seen, name: str) -> Array:
@@ -96,7 +98,7 @@ def _least_nonzero(square: Array) -> Array:
 
 
 @attacks.register
-def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
+def min_max(key: Array, view: View, direction: Direction = "std") -> Array:
     """mu - lambda delta, no farther from any seen vector than two seen ones are apart.
 
     The largest such lambda: each distance is a quadratic in lambda, so it is the smallest of their roots.
@@ -113,7 +115,7 @@ def min_max(key: Array, view: View, direction: DIRECTION = "std") -> Array:
 
 
 @attacks.register
-def min_sum(key: Array, view: View, direction: DIRECTION = "std") -> Array:
+def min_sum(key: Array, view: View, direction: Direction = "std") -> Array:
     """mu - lambda delta, its squared distances to the seen vectors at most the largest such sum of theirs.
 
     The largest such lambda; mu is their mean, so the sum grows by lambda^2 |delta|^2 each. Knows its
