@@ -5,13 +5,16 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ubar_jax.parts import data, tasks
 from ubar_jax.parts.aggregation import rules
+from ubar_jax.parts.aggregation.base import RuleTraits
 from ubar_jax.parts.byzantine import attacks
+from ubar_jax.parts.byzantine.base import AttackTraits
 from ubar_jax.parts.optimisation import optimizers, schedules
-from ubar_jax.parts.topology import topologies
-from ubar_jax.registry import ConfigError, Number, shown
+from ubar_jax.parts.topology import TopologyTraits, topologies
+from ubar_jax.registry import ConfigError, NoTraits, Number, Registry, Spec, shown
 from ubar_jax.sources import source_of
 
 
@@ -50,27 +53,23 @@ class Config:
         return round(self.nodes * ratio / (1 - ratio))
 
     def digest(self) -> str:
-        """The run's identity: a hash of its canonical form and of what `own_sources` gives."""
-        config = canonical(self)[0]
-        fields = dataclasses.asdict(config)
-        if own := own_sources(config):
-            fields["sources"] = [hashlib.sha256(text.encode()).hexdigest() for text in own]
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+        """The run's identity: a hash of its canonical form and of the user's own code and files in it."""
+        return resolve(self).digest
 
 
-def own_sources(config: Config) -> list[str]:
-    """The texts of the user's own parts and files that a canonical config uses; empty for most."""
-    texts = []
-    for name, registry in REGISTRIES.items():
-        text = getattr(config, name)
-        if registry is tasks.models and ":" in text:
-            texts.append(source_of(tasks.users_class(text)))
-        elif not (registry is data.datasets and data.is_tfds(text)):
-            texts += registry.sources(registry.parse(text))
-    network = topologies.parse(config.topology)
-    if reads := network.traits.reads:
-        texts.append(read_text(dict(network.arguments)[reads]))
-    return texts
+@dataclass(frozen=True)
+class Resolved:
+    """A config whose words were looked up, once: what the rest of the package passes on."""
+
+    config: Config  # canonical
+    digest: str  # as of when it was resolved: the user's own files may change meanwhile
+    rule: Spec[RuleTraits]
+    attack: Spec[AttackTraits]
+    topology: Spec[TopologyTraits]
+    sharding: Spec[NoTraits]
+    optimizer: Spec[NoTraits]
+    schedule: Spec[NoTraits]
+    notices: tuple[str, ...]  # of what was changed
 
 
 def read_text(path: str) -> str:
@@ -81,7 +80,7 @@ def read_text(path: str) -> str:
         raise ConfigError(f"file {shown(path)} cannot be read ({error}); looked in {Path.cwd()}") from error
 
 
-REGISTRIES = {
+REGISTRIES: dict[str, Registry[Any]] = {
     "rule": rules,
     "attack": attacks,
     "topology": topologies,
@@ -91,6 +90,14 @@ REGISTRIES = {
     "optimizer": optimizers,
     "schedule": schedules,
 }
+SPECS = (
+    "rule",
+    "attack",
+    "topology",
+    "sharding",
+    "optimizer",
+    "schedule",
+)  # parts that always are registered
 RANGES = {
     "nodes": Number(2, integer=True),
     "byzantine_ratio": Number(0, 1, open_high=True),
@@ -107,7 +114,13 @@ RANGES = {
 
 
 def canonical(config: Config) -> tuple[Config, list[str]]:
-    """The one form of all configs that mean the same run, and notices of what was changed.
+    """The one form of all configs that mean the same run, and notices of what was changed."""
+    resolved = resolve(config)
+    return resolved.config, list(resolved.notices)
+
+
+def resolve(config: Config) -> Resolved:
+    """Looks up all parts of a config and brings it into its canonical form.
 
     Every part is written with all its arguments. An attack without Byzantine nodes is `none`, and
     `none` has no Byzantine nodes. Raises ConfigError for what cannot work whatever the data.
@@ -121,25 +134,38 @@ def canonical(config: Config) -> tuple[Config, list[str]]:
                 f"{name}={shown(value)} is not allowed; {name} is {allowed}{allowed.limits(value)}"
             )
         values[name] = allowed.clean(value)
-
-    def filled(name):
-        return {name: values[name]} if values[name] is not None else {}
-
-    values["rule"] = str(rules.parse(config.rule, filled("rho")))
-    values["topology"] = str(topologies.parse(config.topology, filled("connection")))
-    values["rho"] = values["connection"] = None
-    values["attack"] = str(attacks.parse(config.attack))
-    values["sharding"] = str(data.shardings.parse(config.sharding))
-    values["optimizer"] = str(optimizers.parse(config.optimizer))
-    values["schedule"] = str(schedules.parse(config.schedule))
-    values["model"] = tasks.check(config.model)
-    values["dataset"] = data.check(config.dataset)
-    if values["attack"] == "none":
+    fill = {"rule": "rho", "topology": "connection"}  # arguments that a setting fills where they are open
+    specs: dict[str, Spec] = {}
+    for name in SPECS:
+        given = {key: values[key] for key in [fill.get(name)] if key and values[key] is not None}
+        specs[name] = REGISTRIES[name].parse(values[name], given)
+    if specs["attack"].part.name == "none":
         values["byzantine_ratio"] = 0.0
     elif config.byzantine == 0:
         notices.append(
             f"{config.attack} with Byzantine ratio {config.byzantine_ratio:g} of {config.nodes} "
             "benign nodes has no attacker: run as attack 'none'"
         )
-        values["attack"], values["byzantine_ratio"] = "none", 0.0
-    return Config(**values), notices
+        specs["attack"], values["byzantine_ratio"] = attacks.parse("none"), 0.0
+    values |= {name: str(spec) for name, spec in specs.items()}
+    values |= {"rho": None, "connection": None}
+    values |= {"model": tasks.check(config.model), "dataset": data.check(config.dataset)}
+    found = Config(**values)
+    return Resolved(config=found, digest=_digest(found, specs), notices=tuple(notices), **specs)
+
+
+def _digest(config: Config, specs: dict[str, Spec]) -> str:
+    """A hash of a canonical config and of the texts of the user's own parts and files in it, if any."""
+    texts = [text for name, spec in specs.items() for text in REGISTRIES[name].sources(spec)]
+    if ":" in config.model:
+        texts.append(source_of(tasks.users_class(config.model)))
+    else:
+        texts += tasks.models.sources(tasks.models.parse(config.model))
+    if not data.is_tfds(config.dataset):
+        texts += data.datasets.sources(data.datasets.parse(config.dataset))
+    if reads := specs["topology"].traits.reads:
+        texts.append(read_text(dict(specs["topology"].arguments)[reads]))
+    fields = dataclasses.asdict(config)
+    if texts:
+        fields["sources"] = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]

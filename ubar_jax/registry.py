@@ -71,7 +71,7 @@ class Number:
     def accepts(self, value: Any) -> bool:
         if any(value is word or (isinstance(word, str) and value == word) for word in self.words):
             return True
-        kind = numbers.Integral if self.integer else numbers.Real
+        kind: Any = numbers.Integral if self.integer else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind) or value != value or not self._fits(value):
             return False
         above = value > self.low if self.open_low else value >= self.low
@@ -82,7 +82,8 @@ class Number:
         """Plain int or float: 1, 1.0 and NumPy's 1.0 are one setting."""
         if not isinstance(value, numbers.Real):
             return value
-        return int(value) if self.integer else float(value)
+        kind: type = int if self.integer else float
+        return kind(value)
 
 
 @dataclass(frozen=True)
@@ -243,9 +244,9 @@ class Registry(Generic[Traits]):
         given = dict(zip(part.parameters, positional, strict=False))
         for key, value in keywords.items():
             if key not in part.parameters:
-                allowed = f"it is {part.signature()}" if part.parameters else "it takes none"
+                usage = f"it is {part.signature()}" if part.parameters else "it takes none"
                 raise ConfigError(
-                    f"{self.kind} {name!r} has no argument {key!r}{nearest(key, part.parameters)}; {allowed}"
+                    f"{self.kind} {name!r} has no argument {key!r}{nearest(key, part.parameters)}; {usage}"
                 )
             if key in given:
                 raise ConfigError(f"{text!r} gives {key!r} twice")
@@ -323,7 +324,8 @@ def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str,
 
     if any(k.arg is None for k in tree.keywords) or len({k.arg for k in tree.keywords}) < len(tree.keywords):
         raise ConfigError(hint)
-    return tree.func.id, [value(a) for a in tree.args], {k.arg: value(k.value) for k in tree.keywords}
+    positional = [value(a) for a in tree.args]
+    return tree.func.id, positional, {k.arg: value(k.value) for k in tree.keywords if k.arg is not None}
 
 
 def shown(value: Any) -> str:

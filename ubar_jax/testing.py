@@ -9,7 +9,7 @@ fields of `Node`, returning (vector [d], accepted message numbers or None).
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ from jax import Array
 
 from ubar_jax.engine.round import without_lost
 from ubar_jax.parts import topology
-from ubar_jax.parts.aggregation import aggregate, count_neighbours, rules
+from ubar_jax.parts.aggregation import aggregate, count_neighbours, make_inbox, rules
 from ubar_jax.parts.byzantine import attacks, tailored_since
 from ubar_jax.registry import Spec
-from ubar_jax.types import Graph, Inbox, View
+from ubar_jax.types import Graph, Inbox, Leaf, View
 
 SLOTS = 16  # all cases have the same padded shapes, so that a contract compiles a rule once
 
@@ -72,8 +72,8 @@ def random_case(
     sent = own.copy()
     sent[benign:] += 3 * rng.normal(size=(byzantine, d)) * rng.random((byzantine, 1))
     targets = centre + rng.normal(size=(n, d))
-    as32 = (a.astype(np.float32) for a in (own[:benign], sent))
-    return Case(*as32, arrays, targets[:benign].astype(np.float32), benign)
+    own32, sent32, targets32 = (a.astype(np.float32) for a in (own[:benign], sent, targets[:benign]))
+    return Case(own32, sent32, arrays, targets32, benign)
 
 
 def counts_of(rule: Spec, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,12 +89,10 @@ def inbox_of(own, sent, graph: Graph, targets, count) -> Inbox:
     """The inbox of a case; a receiver's loss is its mean squared distance to its target."""
     own, sent, graph, targets, count = jax.tree.map(jnp.asarray, (own, sent, graph, targets, count))
     heard = Graph(*(a[: len(own)] for a in graph))
-    return Inbox(
+    return make_inbox(
         own=own,
         sent=sent,
-        rows=heard.neighbours,
         graph=heard,
-        degree=heard.mask.sum(1),
         count=count,
         t=jnp.zeros((), jnp.int32),
         own_loss=_quadratic(own, targets),
@@ -105,7 +103,7 @@ def inbox_of(own, sent, graph: Graph, targets, count) -> Inbox:
 
 def make_runner(rule: Spec) -> tuple[Callable, list]:
     """`run(case, count) -> (mixed, info)`, jitted, and a list that grows with every trace."""
-    traces = []
+    traces: list[None] = []
 
     def run(own, sent, graph, targets, count):
         traces.append(None)
@@ -124,7 +122,8 @@ def make_runner(rule: Spec) -> tuple[Callable, list]:
 def by_reference(rule: Spec, reference: Callable, case: Case) -> tuple[np.ndarray, list]:
     """The reference at every receiver, bad messages dropped first: ([r, d], accepted ids or None)."""
     degree, byzantine, _ = counts_of(rule, case)
-    mixed, accepted = [], []
+    mixed: list[np.ndarray] = []
+    accepted: list[list[int] | None] = []
     for i in range(len(case.own)):
         ids = case.graph.neighbours[i][case.graph.mask[i]]
         if rule.traits.defends:
@@ -157,7 +156,7 @@ def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, r
     """
     rule = rules.parse(spec)
     run, traces = make_runner(rule)
-    close = {"rtol": 2e-4, "atol": 2e-4}
+    close: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4}
     for seed in range(graphs):
         case = random_case(seed, least=1 + seed % 4)
         _, _, count = counts_of(rule, case)
@@ -232,12 +231,12 @@ def _check_relabelling(rule, case, run, close):
 class Scene(NamedTuple):
     """The arrays of what an attacker sees, all of them traced."""
 
-    own: np.ndarray  # [n, d], or [n_b, d] if Byzantine nodes do not train
-    update: np.ndarray
+    own: Leaf  # [n, d], or [n_b, d] if Byzantine nodes do not train
+    update: Leaf
     graph: Graph
-    targets: np.ndarray
-    count: np.ndarray
-    t: np.ndarray
+    targets: Leaf
+    count: Leaf
+    t: Leaf
 
 
 def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, int]:
@@ -261,9 +260,16 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
     """The scene as an attack is given it."""
     scene = jax.tree.map(jnp.asarray, scene)
     mix = functools.partial(_mix, deployed, benign, scene)
-    benign_slots = benign  # of any graph, so that an attack is compiled once
-    graph = without_lost(scene.graph, scene.own[:benign], deployed)
-    return View(scene.own, scene.update, graph, benign, byzantine, benign_slots, scene.t, mix)
+    return View(
+        own=scene.own,
+        update=scene.update,
+        graph=without_lost(scene.graph, scene.own[:benign], deployed),
+        benign=benign,
+        byzantine=byzantine,
+        benign_slots=benign,  # of any graph, so that an attack is compiled once
+        t=scene.t,
+        deployed=mix,
+    )
 
 
 def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10) -> None:
@@ -276,14 +282,14 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
     traits = attack.traits
-    traces = []
+    traces: list[None] = []
 
     def send(key, scene, traced):
         traces.append(None)
         return attack(key, view_of(scene, benign, byzantine, deployed), **traced)
 
     jitted = jax.jit(send)
-    close = {"rtol": 2e-4, "atol": 2e-4}
+    close: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4}
     for seed in range(graphs):
         scene, benign, byzantine = random_scene(seed, attack, deployed)
         numbers = dict(strengths)

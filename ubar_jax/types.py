@@ -7,6 +7,7 @@ a receiver and a message that it evaluates on its own batch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,22 +16,24 @@ from jax import Array
 if TYPE_CHECKING:
     from ubar_jax.config import Config
 
+Leaf = Any  # jax.Array on the device, np.ndarray on the host, ShapeDtypeStruct while tracing
+
 
 class Graph(NamedTuple):
     """Who hears whom. Slots are sorted by sender id, so the first slot wins a tie."""
 
-    neighbours: Array  # [n, K] int32: sender ids; padding repeats id 0
-    mask: Array  # [n, K] bool: which slots are real
+    neighbours: Leaf  # [n, K] int32: sender ids; padding repeats id 0
+    mask: Leaf  # [n, K] bool: which slots are real
 
 
 class Data(NamedTuple):
     """A training set and its split over the nodes, resident on the device."""
 
-    x: Array  # [N, H, W, C] uint8
-    y: Array  # [N] int32
-    shards: Array  # [n, s] int32: the examples of every node
-    mean: Array  # [C] float32: of the training set, on the scale of x
-    std: Array  # [C] float32
+    x: Leaf  # [N, H, W, C] uint8
+    y: Leaf  # [N] int32
+    shards: Leaf  # [n, s] int32: the examples of every node
+    mean: Leaf  # [C] float32: of the training set, on the scale of x
+    std: Leaf  # [C] float32
 
 
 class Task(NamedTuple):
@@ -46,18 +49,18 @@ class RoundState(NamedTuple):
 
     params: Any  # leaves [r, ...]
     opt_state: Any  # leaves [r, ...]
-    t: Array  # [] int32: finished rounds
-    key: Array  # [] key: the run's; a round folds t into it
+    t: Leaf  # [] int32: finished rounds
+    key: Leaf  # [] key: the run's; a round folds t into it
 
 
 class Knobs(NamedTuple):
     """Numbers that may differ between runs of one compiled program."""
 
-    learning_rate: Array  # []
-    alpha: Array  # [r]: weight of a node's own model in the update
-    count: Array  # [r] int32: the rule's per-node count (see `rules`), 0 where it has none
-    rounds_per_epoch: Array  # [] int32
-    attack: dict[str, Array]  # {name: []}: the attack's real-valued arguments
+    learning_rate: Leaf  # []
+    alpha: Leaf  # [r]: weight of a node's own model in the update
+    count: Leaf  # [r] int32: the rule's per-node count (see `rules`), 0 where it has none
+    rounds_per_epoch: Leaf  # [] int32
+    attack: dict[str, Leaf]  # {name: []}: the attack's real-valued arguments
 
 
 class Inbox(NamedTuple):
@@ -68,7 +71,7 @@ class Inbox(NamedTuple):
     rows: Array  # [r, K] int32: the row of `sent` that a slot reads
     graph: Graph  # [r, K]: the receivers' slots; a dropped message has its mask off
     degree: Array  # [r] int32: |N_i|, dropped messages included
-    count: Array  # [r] int32: the rule's per-node count
+    count: Array  # type: ignore[assignment]  # [r] int32: the rule's per-node count
     t: Array  # [] int32
     own_loss: Array  # [r]: loss of `own` on the receiver's batch of this round
     loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's batch;
@@ -76,7 +79,8 @@ class Inbox(NamedTuple):
     pairs: int  # P: how many losses the rule may ask for (static)
 
 
-class View(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class View:
     """All that an omniscient attacker may look at."""
 
     own: Array  # [n, d] (or [n_b, d] where the attack does not train): models at the round's start
@@ -98,6 +102,7 @@ class Metrics(NamedTuple):
     byzantine_candidates: Array  # []: Byzantine share of the edges kept by stage 1, NaN without one
     byzantine_selected: Array  # []: Byzantine share of the accepted edges, NaN if none are selected
     accepted: Array  # [n_b, K] bool: accepted edges (all False for coordinate-wise rules)
+    scalars: dict[str, Array]  # {name: []}: the scalars of the rule's info
 
 
 class Result(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from ubar_jax import Config, simulate
-from ubar_jax.engine.preparation import prepare, task_of
-from ubar_jax.engine.program import compiled_chunk, initial_state
+from ubar_jax.engine.compilation import compiled_chunk, initial_state
+from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.round import batches, make_round, normalise, ravel
 from ubar_jax.parts.aggregation import aggregate, rules
 from ubar_jax.parts.byzantine import attacks
@@ -126,9 +126,7 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
     try:
         experiment = prepare(config)
         program = experiment.program
-        parts = (program.rule, program.attack, program.optimizer(), program.schedule, program.learner.classes)
-        sizes = (program.benign, program.byzantine, program.benign_slots, program.pairs)
-        step = make_round(task_of(program.learner), *parts, *sizes)
+        step = make_round(program)
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
         params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)

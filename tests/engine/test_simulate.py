@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ubar_jax import Config, ConfigError, simulate
-from ubar_jax.engine.evaluation import make_evaluate
-from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.program import (
+from ubar_jax.engine.compilation import (
     compiled_chunk,
     compiled_evaluation,
     initial_state,
     statistics_of,
     trace_chunk,
 )
+from ubar_jax.engine.evaluation import make_evaluate
+from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.round import normalise, ravel
 from ubar_jax.parts import data
 from ubar_jax.parts.flax_modules import Head
@@ -69,10 +69,10 @@ def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
     chunk = chunk._replace(call=noted("launch", chunk.call))
     monkeypatch.setattr(module, "compiled_chunk", lambda program, width: chunk)
     monkeypatch.setattr(jax, "device_get", noted("read", jax.device_get))
-    keep = module.Keeper(
+    keep = module.Checkpointing(
         lambda ahead: keeps, noted("keep", lambda batch: jax.block_until_ready(batch.state.params))
     )
-    module.run([experiment], progress=noted("progress", lambda latest: None), keep=keep)
+    module.run([experiment], progress=noted("progress", lambda latest: None), checkpointing=keep)
     told = "read read progress "
     if keeps:
         assert " ".join(events) == f"read launch {told}keep launch {told}keep launch {told}".strip()

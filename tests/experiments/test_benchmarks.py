@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 pytestmark = pytest.mark.medium
 
-serial = scenes.load_serial()
+serial = scenes.load_serial(Path(__file__).parents[2] / "benchmarks" / "serial_torch.py")
 PARAMETERS = {"mlp": 79_510, "lenet": 61_706, "cnn": 977_866}
 
 

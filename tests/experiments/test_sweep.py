@@ -35,7 +35,7 @@ def lists(**given):
 
 
 def test_the_grid_is_the_product_with_duplicates_merged():
-    configs, notices = grid(
+    runs, notices = grid(
         lists(
             rule=["ubar", "ubar(rho=0.4)", "average"],
             rho=["0.4", "conservative"],
@@ -45,7 +45,7 @@ def test_the_grid_is_the_product_with_duplicates_merged():
         )
     )
     # ubar at two rhos and average; none, and gaussian at ratio 0.5; three seeds.
-    assert len(configs) == 3 * 2 * 3
+    assert len(runs) == 3 * 2 * 3
     assert any("has no attacker: run as attack 'none'" in n for n in notices)
     assert any("duplicates merged" in n for n in notices)
 

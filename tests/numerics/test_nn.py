@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 from ubar_jax import Config
+from ubar_jax.engine.compilation import trace_chunk
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.program import trace_chunk
 from ubar_jax.numerics import nn
 from ubar_jax.parts.tasks import models
 

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from ubar_jax import Config, simulate
+from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.program import compiled_chunk, initial_state
 from ubar_jax.engine.round import ravel, without_lost
 from ubar_jax.parts.aggregation import rules
 from ubar_jax.parts.byzantine import attacks, tailored_since
@@ -343,7 +343,16 @@ def one_round(rule, attack):
     before = np.array(ravel(noisy)[0])
     arguments = (experiment.data, experiment.graph, experiment.knobs, np.int32(1))
     state, _ = compiled_chunk(program).call(state._replace(params=noisy), *arguments)
-    view = View(before, None, experiment.graph, 6, program.byzantine, program.benign_slots, 0, None)
+    view = View(
+        own=before,
+        update=None,
+        graph=experiment.graph,
+        benign=6,
+        byzantine=program.byzantine,
+        benign_slots=program.benign_slots,
+        t=0,
+        deployed=None,
+    )
     return before, np.asarray(ravel(state.params)[0]), view
 
 

@@ -12,18 +12,19 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 from ubar_jax import Config, ConfigError, results, rules, simulate
 from ubar_jax.config import canonical
+from ubar_jax.engine.compilation import compiled_chunk
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.program import compiled_chunk
 from ubar_jax.engine.simulation import run
 from ubar_jax.sweeps import checkpoints, progress
 from ubar_jax.sweeps import plan as sweeps
-from ubar_jax.sweeps.groups import estimate, grouped, in_batches
+from ubar_jax.sweeps.groups import estimate, grouped, in_packs
 
 pytestmark = pytest.mark.medium
 
@@ -69,7 +70,7 @@ def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
             np.testing.assert_array_equal(got.curves[key], expected.curves[key], err_msg=key)
         np.testing.assert_array_equal(got.curves["accepted"], expected.accepted)
 
-    [first, second] = in_batches(grouped([prepare(c) for c in configs[:4]])[0], 3)
+    [first, second] = in_packs(grouped([prepare(c) for c in configs[:4]])[0], 3)
     for batch in (first, second):
         for experiment, result in zip(batch, run(batch), strict=True):
             expected = alone[experiment.config]
@@ -95,15 +96,15 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
     configs = varied(seed=[0, 1])
 
     def interrupted(folder):
-        [batch] = in_batches([prepare(c) for c in configs], 2)
-        keep = checkpoints.keeper(folder, [c.digest() for c in configs], 0)
+        [batch] = in_packs([prepare(c) for c in configs], 2)
+        keep = checkpoints.writing(folder, [c.digest() for c in configs], 0)
 
         def stop(state):
             keep.save(state)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run(batch, keep=keep._replace(save=stop))
+            run(batch, checkpointing=keep._replace(save=stop))
         return [p for p in (folder / checkpoints.FOLDER).rglob("*") if p.is_file()]
 
     def finish(folder):
@@ -141,6 +142,43 @@ def test_a_run_that_cannot_be_saved_takes_no_other_with_it(tmp_path, monkeypatch
     outcome = sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path, width=5)
     assert list(outcome.failed) == [configs[1].digest()]
     assert {r.config.seed for r in results.load_runs(tmp_path)} == {0, 2}
+
+
+@pytest.fixture
+def telling_rule():
+    @rules.register
+    def telling(inbox):
+        """Own model, and two scalars."""
+        seen = jnp.sum(inbox.graph.mask)
+        return inbox.own, {"seen": seen, "now": inbox.t}
+
+    yield
+    del rules.parts["telling"]
+
+
+def test_scalars_of_a_rules_info_arrive_in_curves_tables_and_tensorboard(tmp_path, telling_rule):
+    [config] = varied(rule=["telling"])
+    sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path, tensorboard=True)
+    curves = results.load_run(tmp_path / config.digest()).curves
+    np.testing.assert_array_equal(curves["now"], range(5))
+    np.testing.assert_array_equal(curves["seen"], [10 * 13] * 5)
+    table = results.load(tmp_path)
+    np.testing.assert_array_equal(table["round"], [0, 3, 5])
+    np.testing.assert_array_equal(table["now"], [np.nan, 2, 4])
+    assert {"train_loss", "byzantine_selected", "seen", "loss", "worst"} <= set(table.columns)
+    [events] = (tmp_path / "tensorboard" / config.digest()).glob("events*")
+    assert b"seen" in events.read_bytes() and b"train_loss" in events.read_bytes()
+
+
+def test_a_scalar_may_not_have_the_name_of_a_curve():
+    @rules.register
+    def clashing(inbox):
+        """Own model, and a scalar."""
+        return inbox.own, {"worst": jnp.zeros(())}
+
+    with pytest.raises(ConfigError, match="has a scalar 'worst', which is a curve already"):
+        simulate(dataclasses.replace(BASE, rule="clashing"))
+    del rules.parts["clashing"]
 
 
 def test_configs_need_not_be_canonical(tmp_path):
@@ -183,7 +221,7 @@ import warnings
 import ubar_jax
 warnings.simplefilter("error")
 import jax
-from ubar_jax.engine import program as compilation
+from ubar_jax.engine import compilation
 compilation.use_cache()
 with compilation.repaired_cache():
     made = compilation._compile(lambda: jax.jit(lambda x: x + 1).trace(1.0))
@@ -209,7 +247,7 @@ print(made.cached)
 def test_batches_are_of_equal_length_and_data():
     experiments = [prepare(c) for c in varied(rounds=[4, 5]) + varied(eval_size=[50, 60])]
     assert len(grouped(experiments)) == 1
-    assert [len(set(e.config for e in b)) for b in in_batches(experiments, 4)] == [1, 1, 1, 1]
+    assert [len(set(e.config for e in b)) for b in in_packs(experiments, 4)] == [1, 1, 1, 1]
     longer = estimate(grouped([prepare(c) for c in varied(rounds=[400_000])]))
     assert 5 < estimate(grouped(experiments)) < 60 < longer
 

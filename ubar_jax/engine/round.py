@@ -2,39 +2,29 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 
+from ubar_jax.engine.program import Program, task_of
 from ubar_jax.numerics import linalg, nn
-from ubar_jax.parts.aggregation import aggregate
+from ubar_jax.parts.aggregation import Rule, aggregate, make_inbox
 from ubar_jax.parts.byzantine import tailored_since
-from ubar_jax.registry import ConfigError, Spec
-from ubar_jax.types import Data, Graph, Inbox, Knobs, Metrics, RoundState, Task, View
-
-if TYPE_CHECKING:
-    import optax
+from ubar_jax.registry import ConfigError
+from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState, Task, View
 
 
-def make_round(
-    task: Task,
-    rule: Spec,
-    attack: Spec,
-    optimizer: "optax.GradientTransformation",
-    schedule: Callable,
-    classes: int,
-    benign: int,
-    byzantine: int,
-    benign_slots: int,
-    pairs: int,
-) -> Callable:
+def make_round(program: Program) -> Callable:
     """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
 
     The r nodes that train are the benign ones, and the Byzantine ones too where the attack needs
     their models. State is a stacked pytree, the wire a matrix [n, d]; the border is crossed once.
     """
+    task, optimizer = task_of(program.learner), program.optimizer()
+    rule, attack, schedule = program.rule, program.attack, program.schedule
+    benign, byzantine, pairs = program.benign, program.byzantine, program.pairs
 
     def step(state: RoundState, index: Array, data: Data, graph: Graph, knobs: Knobs):
         key, trained = jax.random.fold_in(state.key, state.t), len(index)
@@ -43,7 +33,7 @@ def make_round(
         # Every node draws a batch and takes the gradient at its own model, before mixing.
         x, y = normalise(data, data.x[index]), data.y[index]
         if poison := attack.traits.poison:
-            y = y.at[benign:].set(poison(y[benign:], classes, state.t, **attack.of(poison)))
+            y = y.at[benign:].set(poison(y[benign:], program.learner.classes, state.t, **attack.of(poison)))
         loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
         direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
@@ -59,21 +49,39 @@ def make_round(
                     raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
                 return losses_on(task, unravel, sent, (x, y), receiver, row, known)
 
-            degree, rows = jnp.sum(heard.mask, axis=1), heard.neighbours
+            rows = heard.neighbours
             if since is not None:  # the last rows are what every benign receiver hears from attackers
                 theirs = (rows >= benign) & (jnp.arange(trained) < benign)[:, None] & (state.t >= since)
                 rows = jnp.where(theirs, len(sent) - benign + jnp.arange(trained)[:, None], rows)
-            inbox = Inbox(own, sent, rows, heard, degree, knobs.count, state.t, loss, loss_of, pairs)
+            inbox = make_inbox(
+                own=own,
+                sent=sent,
+                graph=heard,
+                count=knobs.count,
+                t=state.t,
+                own_loss=loss,
+                loss_of=loss_of,
+                pairs=pairs,
+                rows=rows,
+            )
             return aggregate(rule, inbox)
 
         sent = own[:benign]
         if byzantine:
             # An attack may try many messages on the rule: the honest ones are evaluated once for all.
-            slots = Graph(*(a[:, :benign_slots] for a in heard))
+            slots = Graph(*(a[:, : program.benign_slots] for a in heard))
             known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
             deployed = functools.partial(mix, known=known)
-            watched = without_lost(graph, own[:benign], rule)
-            view = View(own, update, watched, benign, byzantine, benign_slots, state.t, deployed)
+            view = View(
+                own=own,
+                update=update,
+                graph=without_lost(graph, own[:benign], rule),
+                benign=benign,
+                byzantine=byzantine,
+                benign_slots=program.benign_slots,
+                t=state.t,
+                deployed=deployed,
+            )
             sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
@@ -86,7 +94,7 @@ def make_round(
     return step
 
 
-def without_lost(graph: Graph, honest: Array, rule: Spec) -> Graph:
+def without_lost(graph: Graph, honest: Array, rule: Rule) -> Graph:
     """The graph without benign nodes whose model [n_b, d] is not finite or, if the rule defends, too large.
 
     One lost model would otherwise make all means, and so all attacks on the others, NaN.
@@ -137,7 +145,7 @@ def ravel(params) -> tuple[Array, Callable]:
     """Stacked pytree -> ([r, d], function from one row [d] back to one node's pytree)."""
     leaves = jax.tree.leaves(params)
     one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), params)
-    _, unravel = jax.flatten_util.ravel_pytree(one)
+    _, unravel = ravel_pytree(one)
     return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1), unravel
 
 
@@ -164,6 +172,7 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
         byzantine_candidates=jnp.asarray(share("candidates"), jnp.float32),
         byzantine_selected=jnp.asarray(share("selected"), jnp.float32),
         accepted=info.get("selected", none)[:benign],
+        scalars={name: value for name, value in info.items() if jnp.ndim(value) == 0},
     )
 
 

@@ -14,31 +14,52 @@ from jax import Array
 
 from ubar_jax.config import Config
 from ubar_jax.engine import evaluation
-from ubar_jax.engine.preparation import Experiment, Learner, Program, prepare
-from ubar_jax.engine.program import compiled_chunk, compiled_evaluation, initial_state, statistics_of
-from ubar_jax.types import Metrics, Result, RoundState
+from ubar_jax.engine.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
+from ubar_jax.engine.preparation import Experiment, prepare
+from ubar_jax.engine.program import Program
+from ubar_jax.registry import ConfigError
+from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState
+
+CURVES = {"loss": "train_loss"}  # per-round numbers whose curve has another name
+NOT_CURVES = ("finite", "accepted", "scalars")  # fields of Metrics that are told otherwise
 
 
-class Batch(NamedTuple):
+class Snapshot(NamedTuple):
     """Runs side by side, between two chunks: all that is needed to go on. W runs, E evaluations."""
 
     state: RoundState  # leaves [W, ...]; at width 1 without that axis
     done: int  # rounds
-    points: dict[str, np.ndarray]  # [W, E, ...] evaluations
-    rounds: dict[str, np.ndarray]  # [W, T, ...] what every round told
-    accepted: np.ndarray  # [W, n_b, K] rounds in which a slot was accepted
+    points: dict[str, np.ndarray]  # {name: [W, E, ...]}: numbers per evaluation
+    rounds: dict[str, np.ndarray]  # {name: [W, T, ...]}: numbers per round
+    accepted: np.ndarray  # [W, n_b, K] number of rounds in which a slot was accepted
     seconds: dict[str, float]
 
 
-class Keeper(NamedTuple):
-    """Who keeps a batch between two chunks, and when."""
+class Checkpointing(NamedTuple):
+    """Checkpoint callbacks."""
 
-    due: Callable[[float], bool]  # in so many seconds
-    save: Callable[[Batch], None]
+    due: Callable[[float], bool]  # whether a checkpoint is due in so many seconds
+    save: Callable[[Snapshot], None]
+
+
+class _Loaded(NamedTuple):
+    """Runs side by side on the device: compiled programs and their arguments."""
+
+    program: Program
+    config: Config  # of the first run; the others have the same number of rounds
+    width: int  # W
+    sharers: int  # how many different runs there are: a run may be repeated to fill the width
+    chunk: Callable
+    evaluations: dict[int, Callable]  # by number of test examples
+    first_evaluation: Callable | None  # of one node, for all
+    data: Data
+    graph: Graph
+    knobs: Knobs
+    test: tuple[Array, Array]
 
 
 class _Launched(NamedTuple):
-    """A chunk and the evaluation after it, which nobody has waited for yet."""
+    """A chunk and the evaluation after it, both of which may still be running."""
 
     state: RoundState
     done: int  # rounds, when it is over
@@ -46,111 +67,14 @@ class _Launched(NamedTuple):
     point: dict[str, Array]
 
 
-def first_batch(experiments: Sequence[Experiment]) -> Batch:
+def first_snapshot(experiments: Sequence[Experiment]) -> Snapshot:
     """Before the first round."""
     program = experiments[0].program
     states = [initial_state(program, e.config.seed) for e in experiments]
     state = states[0] if len(states) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     seconds = dict.fromkeys(("setup", "compilation", "rounds", "evaluation"), 0.0)
     accepted = np.zeros((len(states), program.benign, program.slots), np.int32)
-    return Batch(state, 0, {}, {}, accepted, seconds)
-
-
-def run(
-    experiments: Sequence[Experiment],
-    progress: Callable[[list[dict[str, Any]]], None] | None = None,
-    batch: Batch | None = None,
-    keep: Keeper | None = None,
-    say: Callable[[str], None] | None = None,
-) -> list[Result]:
-    """Runs experiments of one program side by side, from `batch` if that is given.
-
-    They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
-    every chunk `progress` gets the latest numbers of every run, and, when due, `keep` what it takes to go on.
-    `say` is told that it compiles, if that takes longer than a second.
-    """
-    started = time.perf_counter()
-    config, program, width = experiments[0].config, experiments[0].program, len(experiments)
-    sharers = len({experiment.config for experiment in experiments})
-    batch = batch or first_batch(experiments)
-    seconds = dict(batch.seconds)
-    tests = len(experiments[0].test[1])
-    sizes = {min(config.eval_size or tests, tests), tests}
-    with _announced(say, program):
-        chunk = compiled_chunk(program, width)
-        evaluations = {n: compiled_evaluation(*_evaluated(program), n, width) for n in sizes}
-        if not batch.points:  # all nodes are equal before the first round
-            first_evaluation = compiled_evaluation(*_evaluated(program, 1), min(sizes), width)
-    seconds["compilation"] += time.perf_counter() - started
-
-    started = time.perf_counter()
-    graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
-    data = experiments[0].data._replace(shards=_stack([e.data.shards for e in experiments]))
-    graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
-    seconds["setup"] += time.perf_counter() - started
-
-    @contextlib.contextmanager
-    def timed(part: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        seconds[part] += time.perf_counter() - started
-
-    def evaluate(state: RoundState, done: int) -> dict[str, Array]:
-        size = min(sizes) if done < config.rounds else tests
-        x, y = (a[:size] for a in test)
-        with timed("evaluation"):
-            program = evaluations[size] if done else first_evaluation
-            return program.call(state.params, statistics_of(data), x, y)
-
-    def launch(state: RoundState, done: int) -> _Launched:
-        with timed("rounds"):
-            state, seen = chunk.call(state, data, graph, knobs, np.int32(config.rounds))
-        done = min(done + program.chunk, config.rounds)
-        return _Launched(state, done, seen, evaluate(state, done))
-
-    def fetch(tree, part: str):
-        with timed(part):
-            tree = jax.device_get(tree)
-        return tree if width > 1 else _stack([tree], always=True)
-
-    def add_point(batch: Batch, point: dict[str, Array]) -> Batch:
-        point = fetch(point, "evaluation")
-        for name in ("accuracy", "loss"):
-            point[name] = np.broadcast_to(point[name], (width, program.benign))
-        point["round"] = np.full(width, batch.done, np.int32)
-        point["seconds"] = np.full(width, sum(seconds.values()) / sharers)
-        points = {k: _append(batch.points.get(k), v[:, None]) for k, v in point.items()}
-        return batch._replace(points=points, seconds=dict(seconds))
-
-    def add(batch: Batch, launched: _Launched) -> Batch:
-        seen = fetch(launched.seen, "rounds")
-        ran = launched.done - batch.done
-        told = {k: v[:, :ran] for k, v in seen._asdict().items() if k != "accepted"}
-        batch = batch._replace(
-            state=launched.state,
-            done=launched.done,
-            rounds={k: _append(batch.rounds.get(k), v) for k, v in told.items()},
-            accepted=batch.accepted + seen.accepted,
-        )
-        return add_point(batch, launched.point)
-
-    if not batch.points:
-        batch = add_point(batch, evaluate(batch.state, 0))
-    ahead, pace = None, 0.0
-    while batch.done < config.rounds:
-        started = time.perf_counter()
-        launched = ahead or launch(batch.state, batch.done)
-        # The device goes on while the host reads, unless a checkpoint needs the models it would overwrite.
-        over = launched.done == config.rounds
-        saving = keep is not None and not over and keep.due(pace)
-        ahead = None if saving or over else launch(launched.state, launched.done)
-        batch = add(batch, launched)
-        if progress is not None:
-            progress([_latest(batch, i) for i in range(width)])
-        if saving:
-            keep.save(batch)
-        pace = time.perf_counter() - started
-    return [_result(batch, i, experiment, sharers) for i, experiment in enumerate(experiments)]
+    return Snapshot(state, 0, {}, {}, accepted, seconds)
 
 
 def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
@@ -163,15 +87,135 @@ def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None =
     setup = time.perf_counter() - started
     [result] = run(
         [experiment],
-        progress and (lambda latest: progress(latest[0])),
+        None if progress is None else lambda latest: progress(latest[0]),
         say=lambda words: print(words, file=sys.stderr, flush=True),
     )
     return result._replace(seconds={**result.seconds, "setup": result.seconds["setup"] + setup})
 
 
-def _evaluated(program: Program, nodes: int | None = None) -> tuple[Learner, int, int]:
-    """What an evaluation of the first `nodes` benign nodes, by default all, is compiled for."""
-    return program.learner, nodes or program.benign, program.trained
+def run(
+    experiments: Sequence[Experiment],
+    progress: Callable[[list[dict[str, Any]]], None] | None = None,
+    start: Snapshot | None = None,
+    checkpointing: Checkpointing | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[Result]:
+    """Runs experiments of one program side by side, from the snapshot `start` if that is given.
+
+    They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
+    every chunk `progress` gets the latest numbers of every run. `say` is told that it compiles, if that
+    takes longer than a second.
+    """
+    now = start or first_snapshot(experiments)
+    seconds = dict(now.seconds)
+    loaded = _load(experiments, seconds, first=not now.points, say=say)
+    rounds = loaded.config.rounds
+    if not now.points:
+        now = _with_point(now, _evaluate(loaded, now.state, 0, seconds), loaded, seconds)
+    ahead, pace = None, 0.0
+    while now.done < rounds:
+        started = time.perf_counter()
+        launched = ahead or _launch(loaded, now.state, now.done, seconds)
+        # Launch the next chunk before fetching this one, unless a checkpoint needs what it overwrites.
+        over = launched.done == rounds
+        saving = checkpointing is not None and not over and checkpointing.due(pace)
+        ahead = None if saving or over else _launch(loaded, launched.state, launched.done, seconds)
+        now = _with_chunk(now, launched, loaded, seconds)
+        if progress is not None:
+            progress([_latest(now, i) for i in range(loaded.width)])
+        if checkpointing is not None and saving:
+            checkpointing.save(now)
+        pace = time.perf_counter() - started
+    return [_result(now, i, experiment, loaded.sharers) for i, experiment in enumerate(experiments)]
+
+
+def _load(
+    experiments: Sequence[Experiment],
+    seconds: dict[str, float],
+    first: bool,
+    say: Callable[[str], None] | None,
+) -> _Loaded:
+    """Compiles the programs and puts the arrays on the device; `first`: with an evaluation of round 0."""
+    config, program, width = experiments[0].config, experiments[0].program, len(experiments)
+    tests = len(experiments[0].test[1])
+    sizes = {min(config.eval_size or tests, tests), tests}
+    evaluated = (program.learner, program.benign, program.trained)
+    alone = (program.learner, 1, program.trained)
+    with _timed(seconds, "compilation"), _announced(say, program):
+        chunk = compiled_chunk(program, width).call
+        evaluations = {n: compiled_evaluation(*evaluated, n, width).call for n in sizes}
+        # All nodes are equal before the first round.
+        one = compiled_evaluation(*alone, min(sizes), width).call if first else None
+    with _timed(seconds, "setup"):
+        graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
+        data = experiments[0].data._replace(shards=_stack([e.data.shards for e in experiments]))
+        graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
+    sharers = len({experiment.config for experiment in experiments})
+    return _Loaded(program, config, width, sharers, chunk, evaluations, one, data, graph, knobs, test)
+
+
+def _launch(loaded: _Loaded, state: RoundState, done: int, seconds: dict[str, float]) -> _Launched:
+    """Dispatches a chunk and the evaluation after it; `state` is donated."""
+    rounds = loaded.config.rounds
+    with _timed(seconds, "rounds"):
+        state, seen = loaded.chunk(state, loaded.data, loaded.graph, loaded.knobs, np.int32(rounds))
+    done = min(done + loaded.program.chunk, rounds)
+    return _Launched(state, done, seen, _evaluate(loaded, state, done, seconds))
+
+
+def _evaluate(loaded: _Loaded, state: RoundState, done: int, seconds: dict[str, float]) -> dict[str, Array]:
+    """Dispatches an evaluation: on all test examples at the end, on eval_size of them before."""
+    sizes = loaded.evaluations.keys()
+    size = min(sizes) if done < loaded.config.rounds else max(sizes)
+    x, y = (a[:size] for a in loaded.test)
+    evaluate = (
+        loaded.evaluations[size] if done or loaded.first_evaluation is None else loaded.first_evaluation
+    )
+    with _timed(seconds, "evaluation"):
+        return evaluate(state.params, statistics_of(loaded.data), x, y)
+
+
+def _with_chunk(now: Snapshot, launched: _Launched, loaded: _Loaded, seconds: dict[str, float]) -> Snapshot:
+    """The snapshot after a chunk and its evaluation; waits for both."""
+    seen = _fetch(launched.seen, loaded.width, seconds, "rounds")
+    ran = launched.done - now.done
+    told = {name: value for name, value in seen._asdict().items() if name not in ("accepted", "scalars")}
+    told = {name: value[:, :ran] for name, value in {**told, **seen.scalars}.items()}
+    now = now._replace(
+        state=launched.state,
+        done=launched.done,
+        rounds={name: _append(now.rounds.get(name), value) for name, value in told.items()},
+        accepted=now.accepted + seen.accepted,
+    )
+    return _with_point(now, launched.point, loaded, seconds)
+
+
+def _with_point(
+    now: Snapshot, point: dict[str, Array], loaded: _Loaded, seconds: dict[str, float]
+) -> Snapshot:
+    """The snapshot with one more evaluation; waits for it."""
+    fetched = _fetch(point, loaded.width, seconds, "evaluation")
+    for name in ("accuracy", "loss"):  # of one node or of all
+        fetched[name] = np.broadcast_to(fetched[name], (loaded.width, loaded.program.benign))
+    fetched["round"] = np.full(loaded.width, now.done, np.int32)
+    fetched["seconds"] = np.full(loaded.width, sum(seconds.values()) / loaded.sharers)
+    points = {name: _append(now.points.get(name), value[:, None]) for name, value in fetched.items()}
+    return now._replace(points=points, seconds=dict(seconds))
+
+
+def _fetch(tree: Any, width: int, seconds: dict[str, float], part: str) -> Any:
+    """The tree on the host, leaves [W, ...]; waits for it."""
+    with _timed(seconds, part):
+        tree = jax.device_get(tree)
+    return tree if width > 1 else _stack([tree], always=True)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the time of its block to a part of `seconds`."""
+    started = time.perf_counter()
+    yield
+    seconds[part] += time.perf_counter() - started
 
 
 @contextlib.contextmanager
@@ -188,7 +232,7 @@ def _announced(say: Callable[[str], None] | None, program: Program) -> Iterator[
         timer.cancel()
 
 
-def _stack(trees: Sequence, always: bool = False):
+def _stack(trees: Sequence, always: bool = False) -> Any:
     """Host arrays of several runs with an axis for the runs; of a single one only if `always`."""
     if len(trees) == 1 and not always:
         return trees[0]
@@ -199,29 +243,38 @@ def _append(old: np.ndarray | None, new: np.ndarray) -> np.ndarray:
     return new if old is None else np.concatenate([old, new], axis=1)
 
 
-def _diverged(batch: Batch, run: int) -> tuple[int, int] | None:
-    bad = np.argwhere(~batch.rounds["finite"][run])
+def _diverged(now: Snapshot, run: int) -> tuple[int, int] | None:
+    bad = np.argwhere(~now.rounds["finite"][run])
     return (int(bad[0][0]), int(bad[0][1])) if len(bad) else None
 
 
-def _latest(batch: Batch, run: int) -> dict[str, Any]:
-    point = {k: v[run, -1] for k, v in batch.points.items()}
-    latest = {"round": batch.done, "diverged": _diverged(batch, run), "loss": point["loss"].mean()}
-    return {**latest, "consensus": point["consensus"], **evaluation.summary(point["accuracy"])}
+def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
+    """Every number per evaluation and per round, by name."""
+    curves = {name: values[run] for name, values in now.points.items()}
+    curves |= evaluation.summary(curves["accuracy"])  # the last ones per evaluation, by which files tell them
+    for name, values in now.rounds.items():
+        if name not in NOT_CURVES:
+            name = CURVES.get(name, name)
+            if name in curves:
+                raise ConfigError(f"a rule's info has a scalar {name!r}, which is a curve already; rename it")
+            curves[name] = values[run]
+    return curves
 
 
-def _result(batch: Batch, run: int, experiment: Experiment, sharers: int) -> Result:
-    program, width = experiment.program, len(batch.accepted)
-    curves = {k: v[run] for k, v in batch.points.items()}
-    curves |= evaluation.summary(curves["accuracy"])
-    told = Metrics(**{k: v[run] for k, v in batch.rounds.items()}, accepted=batch.accepted[run])
-    curves["train_loss"] = told.loss
-    for name in ("byzantine_candidates", "byzantine_selected"):
-        curves[name] = getattr(told, name)
+def _latest(now: Snapshot, run: int) -> dict[str, Any]:
+    """The last value of every curve, the mean where it is one per node; whether and when it diverged."""
+    curves = _curves(now, run)
+    latest = {name: np.mean(values[-1]) for name, values in curves.items() if name != "accuracy"}
+    return {**latest, "round": now.done, "diverged": _diverged(now, run)}
+
+
+def _result(now: Snapshot, run: int, experiment: Experiment, sharers: int) -> Result:
+    program, width = experiment.program, len(now.accepted)
+    curves = _curves(now, run)
     accepted = np.zeros((program.benign, program.benign + program.byzantine), np.int32)
     slots, heard = (a[: program.benign] for a in experiment.graph)
     rows = np.arange(program.benign)[:, None]
-    np.add.at(accepted, (rows, slots), np.where(heard, told.accepted, 0))
+    np.add.at(accepted, (rows, slots), np.where(heard, now.accepted[run], 0))
     return Result(
         config=experiment.config,
         digest=experiment.digest,
@@ -229,8 +282,8 @@ def _result(batch: Batch, run: int, experiment: Experiment, sharers: int) -> Res
         curves=curves,
         final={name: curves[name][-1] for name in ("accuracy", "loss")},
         accepted=accepted,
-        diverged=_diverged(batch, run),
+        diverged=_diverged(now, run),
         rounds_per_epoch=int(experiment.knobs.rounds_per_epoch),
-        state=batch.state if width == 1 else jax.tree.map(lambda leaf: leaf[run], batch.state),
-        seconds={k: v / sharers for k, v in batch.seconds.items()},
+        state=now.state if width == 1 else jax.tree.map(lambda leaf: leaf[run], now.state),
+        seconds={name: spent / sharers for name, spent in now.seconds.items()},
     )

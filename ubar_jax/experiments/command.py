@@ -57,7 +57,8 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def expanded(args: Sequence[str], inside: tuple[Path, ...] = ()) -> list[str]:
     """The arguments with every --flagfile replaced by the lines of that file; `inside` are the open ones."""
-    found, left = [], list(args)
+    found: list[str] = []
+    left = list(args)
     while left:
         arg = left.pop(0)
         name, equals, path = arg.partition("=")

@@ -31,7 +31,8 @@ COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#5
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 
-STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True, "grid.alpha": 0.3, "savefig.bbox": "tight"}
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True, "grid.alpha": 0.3}
+STYLE |= {"savefig.bbox": "tight"}
 PLAIN = {**STYLE, "axes.grid": False}
 ROWS, COLUMNS = 6, 5  # of panels in a figure, at most
 

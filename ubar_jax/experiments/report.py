@@ -14,6 +14,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import networkx as nx
@@ -144,7 +145,7 @@ def image(name: str, figure: Figure) -> str:
 def summary(runs: Sequence[Run]) -> list[str]:
     """Final accuracy by rule and what varies, seeds together; and the settings that all runs share."""
     varied = ["rule", *varying(runs, plot.SETTINGS)]
-    lines = []
+    lines: list[dict[str, Any]] = []
     for labels, group in plot.split(runs, varied):
         worst, mean = ([run.summary[name] for run in group] for name in ("worst", "mean"))
         lines.append({name.replace("_", " "): plot.short(name, value) for name, value in labels.items()})
@@ -174,7 +175,8 @@ def network(run: Run) -> nx.Graph:
 
 def networks(runs: Sequence[Run]) -> list[str]:
     """The networks of the runs, drawn; those that cannot be built again are named."""
-    first, graphs, lost = {}, [], []
+    first: dict[tuple[str, int, int], Run] = {}
+    graphs, lost = [], []
     for _, (run, *_) in plot.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
         first.setdefault((run.config.topology, run.config.nodes, run.config.byzantine), run)
     for run in first.values():

@@ -19,12 +19,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from tqdm import tqdm
 
-from ubar_jax.config import REGISTRIES, Config, canonical
-from ubar_jax.engine.program import use_cache
+from ubar_jax.config import REGISTRIES, Config, Resolved, resolve
+from ubar_jax.engine.compilation import use_cache
 from ubar_jax.experiments import command
 from ubar_jax.files import write_json
 from ubar_jax.registry import ConfigError, shown
@@ -49,7 +50,7 @@ flags.DEFINE_multi_float(
 )
 flags.DEFINE_multi_float(
     "connection",
-    [DEFAULT.connection],
+    [DEFAULT.connection],  # type: ignore[list-item]  # None in canonical configs only
     "Probability of a link between two nodes, for topologies that leave `connection` open.",
 )
 flags.DEFINE_multi_string(
@@ -85,26 +86,26 @@ flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers parts
 flags.register_validator("checkpoint_seconds", lambda v: v >= 0, message="must be a number >= 0")
 command.must_be_named("results")
 
-GRID = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer", "schedule")
-GRID += ("nodes", "byzantine_ratio", "connection", "rho", "alpha", "learning_rate", "batch_size")
+GRID: tuple[str, ...] = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer")
+GRID += ("schedule", "nodes", "byzantine_ratio", "connection", "rho", "alpha", "learning_rate", "batch_size")
 GRID += ("rounds", "seeds")
 
 
-def grid(values: dict[str, Sequence]) -> tuple[list[Config], list[str]]:
-    """The product of the lists as canonical configs, each once, and notices."""
+def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:
+    """The product of the lists, each run once, and notices."""
     values = {k: list(v) if v else [None] for k, v in values.items()}
     values["rho"] = [_number_or_word(rho) for rho in values["rho"]]
     values["seed"] = [_seed(s) for text in values.pop("seeds") for s in text.split(",")]
-    configs: dict[Config, None] = {}
-    notices = []
+    runs: dict[str, Resolved] = {}
+    notices: list[str] = []
     product = list(itertools.product(*values.values()))
     for point in product:
-        config, said = canonical(Config(**dict(zip(values, point, strict=True))))
-        configs[config] = None
-        notices += said
-    if len(configs) < len(product):
-        notices.append(f"{len(product)} combinations mean {len(configs)} different runs; duplicates merged")
-    return list(configs), list(dict.fromkeys(notices))
+        resolved = resolve(Config(**dict(zip(values, point, strict=True))))
+        runs[resolved.digest] = resolved
+        notices += resolved.notices
+    if len(runs) < len(product):
+        notices.append(f"{len(product)} combinations mean {len(runs)} different runs; duplicates merged")
+    return list(runs.values()), list(dict.fromkeys(notices))
 
 
 def describe(plan: Plan, width: int | None) -> str:
@@ -149,6 +150,7 @@ def load_plugin(name: str) -> None:
     try:
         if name.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+            assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
@@ -163,7 +165,7 @@ def load_plugin(name: str) -> None:
 
 def _number_or_word(text: str | None) -> float | str | None:
     try:
-        return float(text)
+        return None if text is None else float(text)
     except (TypeError, ValueError):
         return text
 
@@ -184,25 +186,25 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[1:]:
         raise ConfigError(f"unknown argument {shown(argv[1])}; give flags, or the word list")
-    lists = {name: values[name].value for name in GRID}
+    lists: dict[str, Any] = {name: values[name].value for name in GRID}
     lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
-    configs, notices = grid(lists)
+    runs, notices = grid(lists)
     if values.dry_run:
-        plan = make_plan(configs, Path(values.results), values.save_models)
+        plan = make_plan(runs, Path(values.results), values.save_models)
         _tell([*notices, *plan.notices])
         print(describe(plan, values.width))
         return 0
     use_cache()
     typed = shlex.join(["python", "-m", "ubar_jax.experiments.sweep", *sys.argv[1:]])
     with results.owned(values.results, typed) as folder:
-        plan = make_plan(configs, folder, values.save_models)
+        plan = make_plan(runs, folder, values.save_models)
         _tell([*notices, *plan.notices])
-        about = {"command": typed, "date": datetime.date.today().isoformat()}
+        about: dict[str, Any] = {"command": typed, "date": datetime.date.today().isoformat()}
         about |= {"versions": results.versions(), "device": results.device()}
         if plan.left:
             write_json(folder / "sweep.json", about)
         if plan.finished:
-            print(f"{len(plan.finished)} of {len(configs)} runs are in {folder} already")
+            print(f"{len(plan.finished)} of {len(runs)} runs are in {folder} already")
         outcome = carry_out(
             plan,
             folder,

@@ -141,7 +141,8 @@ def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Arr
 def _sorted_by_stages(values: Array) -> Array:
     """[K, ...] sorted along K: comparators that do not touch each other are one stage, one pass."""
     size = len(values)
-    depth, stages = [0] * size, []
+    depth = [0] * size
+    stages: list[tuple[np.ndarray, np.ndarray]] = []
     for i, j in _batcher(size):
         level = max(depth[i], depth[j])
         depth[i] = depth[j] = level + 1
@@ -156,8 +157,8 @@ def _sorted_by_stages(values: Array) -> Array:
         ends = jnp.where(side < 0, jnp.minimum(values, other), jnp.maximum(values, other))
         return jnp.where(side == 0, values, ends), None
 
-    stages = tuple(jnp.asarray(np.stack(part)) for part in zip(*stages, strict=True))
-    return lax.scan(run, values, stages)[0]
+    stacked = tuple(jnp.asarray(np.stack(part)) for part in zip(*stages, strict=True))
+    return lax.scan(run, values, stacked)[0]
 
 
 @functools.cache

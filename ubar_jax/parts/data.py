@@ -167,7 +167,7 @@ def _read_tfds(name: str) -> Dataset:
                 f"dataset {name!r} is not an image-classification set with a train and a test "
                 f"split: it has {listed(features)} and the splits {listed(splits)}"
             )
-        parts = []
+        parts: list[np.ndarray] = []
         for split in ("train", held_out):
             source = builder.as_data_source(split=split)
             records = [source[i] for i in range(len(source))]
@@ -183,7 +183,8 @@ def _read_tfds(name: str) -> Dataset:
             f"array_record format with images of one size: tfds build {name} "
             "--file_format=array_record"
         ) from error
-    return Dataset(*parts, classes=features["label"].num_classes)
+    train_x, train_y, test_x, test_y = parts
+    return Dataset(train_x, train_y, test_x, test_y, classes=features["label"].num_classes)
 
 
 @shardings.register

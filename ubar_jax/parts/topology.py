@@ -213,12 +213,17 @@ def build(spec: Spec[TopologyTraits], benign: int, byzantine: int, seed: int) ->
 def to_arrays(graph: nx.Graph) -> Graph:
     """networkx -> padded neighbour lists, as NumPy arrays."""
     n = len(graph)
-    width = round_up(max(degree for _, degree in graph.degree()))
+    width = round_up(largest_degree(graph))
     neighbours, mask = np.zeros((n, width), np.int32), np.zeros((n, width), bool)
     for i in range(n):
         ids = sorted(graph.neighbors(i))
         neighbours[i, : len(ids)], mask[i, : len(ids)] = ids, True
     return Graph(neighbours, mask)
+
+
+def largest_degree(graph: nx.Graph) -> int:
+    """The largest number of neighbours of any node."""
+    return max(degree for _, degree in graph.degree())
 
 
 def benign_slots(graph: Graph, benign: int) -> int:

@@ -1,6 +1,6 @@
-"""Checkpoints of a batch of runs, so that a killed sweep goes on where it was.
+"""Checkpoints of runs that go side by side, so that a killed sweep continues where it was.
 
-Orbax writes them, each whole or not at all, in one folder a batch; the last one is kept. Orbax takes
+Orbax writes them, each whole or not at all, in one folder per pack of runs; the last one is kept. Orbax takes
 seconds to import, so that is done only when a checkpoint is read or written.
 """
 
@@ -16,31 +16,31 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ubar_jax.engine.simulation import Batch, Keeper
+from ubar_jax.engine.simulation import Checkpointing, Snapshot
 from ubar_jax.sweeps import results
 
 FOLDER = ".checkpoints"
 
 
-def keeper(folder: Path, digests: Sequence[str], every: float) -> Keeper:
-    """Writes the batch of these runs, at most once in `every` seconds."""
+def writing(folder: Path, digests: Sequence[str], every: float) -> Checkpointing:
+    """Callbacks that write a checkpoint of these runs at most once in `every` seconds."""
     last = time.monotonic()
 
     def due(ahead: float) -> bool:
         return time.monotonic() + ahead - last >= every
 
-    def save(batch: Batch) -> None:
+    def save(now: Snapshot) -> None:
         nonlocal last
-        state = batch.state._replace(key=jax.random.key_data(batch.state.key))
-        tree = {**batch._asdict(), "state": jax.device_get(jax.tree.leaves(state))}
+        state = now.state._replace(key=jax.random.key_data(now.state.key))
+        tree = {**now._asdict(), "state": jax.device_get(jax.tree.leaves(state))}
         meta = {"digests": list(digests), "made_by": _made_by(), "checksum": _checksum(tree)}
         with _finishing(), _manager(_path(folder, digests)) as manager:
             args = _orbax().args
             saved = args.Composite(batch=args.StandardSave(tree), meta=args.JsonSave(meta))
-            manager.save(batch.done, args=saved)
+            manager.save(now.done, args=saved)
         last = time.monotonic()
 
-    return Keeper(due, save)
+    return Checkpointing(due, save)
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _finishing() -> Iterator[None]:
 
 def found(folder: Path) -> tuple[list[list[str]], list[str]]:
     """(the runs of every checkpoint from which these versions on this device can go on, notices)."""
-    batches, notices = [], []
+    packs, notices = [], []
     for path in sorted((folder / FOLDER).glob("*")):
         try:
             with _manager(path.absolute()) as manager:
@@ -69,15 +69,15 @@ def found(folder: Path) -> tuple[list[list[str]], list[str]]:
                 if (step := manager.latest_step()) is not None:
                     meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
                     if meta["made_by"] == _made_by():
-                        batches.append(meta["digests"])
+                        packs.append(meta["digests"])
         except Exception as error:  # orbax raises many kinds
             notices.append(damaged(path, error))
             shutil.rmtree(path, ignore_errors=True)
-    return batches, notices
+    return packs, notices
 
 
-def load(folder: Path, digests: Sequence[str], first: Batch) -> Batch:
-    """The last checkpoint of these runs; `first` is their batch before the first round."""
+def load(folder: Path, digests: Sequence[str], first: Snapshot) -> Snapshot:
+    """The last checkpoint of these runs; `first` is their snapshot before the first round."""
     with _manager(_path(folder, digests)) as manager:
         args = _orbax().args
         saved = args.Composite(batch=args.StandardRestore(), meta=args.JsonRestore())
@@ -87,7 +87,7 @@ def load(folder: Path, digests: Sequence[str], first: Batch) -> Batch:
     keyless = first.state._replace(key=jax.random.key_data(first.state.key))
     state = jax.device_put(jax.tree.unflatten(jax.tree.structure(keyless), kept.batch["state"]))
     state = state._replace(key=jax.random.wrap_key_data(state.key))
-    return Batch(**{**kept.batch, "state": state})
+    return Snapshot(**{**kept.batch, "state": state})
 
 
 def damaged(path: Path, error: Exception) -> str:

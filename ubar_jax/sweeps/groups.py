@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ubar_jax.engine.preparation import Experiment, Program, model_size, task_of
+from ubar_jax.engine.preparation import Experiment
+from ubar_jax.engine.program import Program, model_size, task_of
 from ubar_jax.memory import device_memory
 
 COMPILE_SECONDS = 5.0  # a group, on a CPU core; measured from 2 to 12
@@ -16,7 +17,7 @@ COPIES = 12  # of all nodes' models that a round holds at its peak, more than an
 
 def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     """The runs that one compiled program serves, group by group, in the order given."""
-    groups = {}
+    groups: dict[Program, list[Experiment]] = {}
     for experiment in experiments:
         groups.setdefault(experiment.program, []).append(experiment)
     return list(groups.values())
@@ -33,16 +34,17 @@ def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
     return int(np.clip(device_memory() / 2 / one, 1, len(group)))
 
 
-def in_batches(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
-    """Batches of `width` runs of equal data and length, filled up so that one program serves them all."""
-    alike, batches = {}, []
+def in_packs(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
+    """Packs of `width` runs of equal data and length, filled up so that one program serves them all."""
+    alike: dict[tuple, list[Experiment]] = {}
+    packs = []
     for experiment in group:
         config = experiment.config
         alike.setdefault((config.dataset, config.rounds, config.eval_size), []).append(experiment)
     for runs in alike.values():
-        for batch in (runs[i : i + width] for i in range(0, len(runs), width)):
-            batches.append(batch + batch[-1:] * (width - len(batch)))
-    return batches
+        for pack in (runs[i : i + width] for i in range(0, len(runs), width)):
+            packs.append(pack + pack[-1:] * (width - len(pack)))
+    return packs
 
 
 def estimate(groups: Sequence[Sequence[Experiment]]) -> float:

@@ -1,4 +1,4 @@
-"""A sweep on one machine: what is left to do, and doing it so that nothing is lost."""
+"""Plan and run a sweep on one machine; resume after interruption."""
 
 import contextlib
 import time
@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from ubar_jax.config import Config, canonical
+from ubar_jax.config import Config, Resolved, resolve
+from ubar_jax.engine.compilation import Compiled, compiled_chunk, repaired_cache
 from ubar_jax.engine.preparation import Experiment, prepare
-from ubar_jax.engine.program import Compiled, compiled_chunk, repaired_cache
-from ubar_jax.engine.simulation import Batch, first_batch, run
+from ubar_jax.engine.simulation import Snapshot, first_snapshot, run
 from ubar_jax.files import disk_is_full
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import checkpoints, results
-from ubar_jax.sweeps.groups import choose_width, grouped, in_batches
+from ubar_jax.sweeps.groups import choose_width, grouped, in_packs
 from ubar_jax.sweeps.progress import progress_bar
+from ubar_jax.types import Result
 
 
 class Plan(NamedTuple):
@@ -43,23 +44,23 @@ class Outcome(NamedTuple):
     seconds: dict[str, float]  # total, compilation
 
 
-def make_plan(configs: Sequence[Config], folder: Path, models: bool = False) -> Plan:
-    """Looks what the folder has, and checks all the rest before any work."""
-    runs, finished, experiments, failed, notices = {}, set(), {}, {}, []
+def make_plan(configs: Sequence[Config | Resolved], folder: Path, models: bool = False) -> Plan:
+    """Checks all runs before any work, and looks which of them the folder has."""
+    runs: dict[str, Config] = {}
+    notices: list[str] = []
+    experiments, failed, finished = {}, {}, set()
     results.check_format(folder)
     for given in configs:
-        config, said = canonical(given)
-        notices += said
+        resolved = given if isinstance(given, Resolved) else resolve(given)
+        digest, config = resolved.digest, resolved.config
+        runs[digest] = config
+        notices += resolved.notices
         try:
-            experiment = prepare(config)
-            digest = experiment.digest
-            experiments[digest] = experiment
+            experiments[digest] = prepare(resolved)
         except ConfigError:
             raise
         except Exception as error:  # of a user's own part
-            digest = config.digest()
             failed[digest] = error
-        runs[digest] = config
         try:
             if results.is_finished(folder / digest, config, models):
                 finished.add(digest)
@@ -79,69 +80,82 @@ def carry_out(
     checkpoint_seconds: float = 60,
     tensorboard: bool = False,
 ) -> Outcome:
-    """Runs what is left, batch by batch; a run that fails is recorded, and the others go on.
+    """Runs what is left, pack by pack; a run that fails is recorded, and the others go on.
 
-    `width` is how many runs of a group go side by side, by default as `choose_width` says. A batch of
-    which the folder has a checkpoint comes first, at the width it began with.
+    A pack is runs of a group that go side by side, `width` of them, by default as `choose_width` says. A pack
+    of which the folder has a checkpoint comes first, at the width it began with.
     """
     started = time.perf_counter()
     if tensorboard:
         _summary_writer()
-    failed, programs, compiling, over = {}, {}, 0.0, 0
     known = {e.digest: e for group in plan.groups for e in group}
-    left = [e for d, e in known.items() if d not in plan.finished]
     begun, notices = _begun(plan, folder, known.keys())
-    batches = begun + _fresh_batches(plan, {d for digests in begun for d in digests}, width)
+    packs = begun + _fresh_packs(plan, {d for digests in begun for d in digests}, width)
+    left = [e for d, e in known.items() if d not in plan.finished]
+    failed, programs, compiling = dict(plan.failed), {}, 0.0
     with progress_bar(sum(e.config.rounds for e in left)) as bar, repaired_cache():
-
-        def fail(digest, error):
-            if disk_is_full(error):
-                raise error
-            results.save_failure(folder, digest, plan.configs[digest], error)
-            failed[digest] = error
-
         for notice in notices:
             bar.write(f"notice: {notice}")
         for digest, error in plan.failed.items():
-            fail(digest, error)
-        for digests in batches:
-            members = {d: known[d] for d in digests if d not in plan.finished}
-            batch = [known[d] for d in digests]
-            config, before = batch[0].config, bar.n
-            bar.set_description(f"{over}/{len(left)} runs, {config.rule} {config.attack}", refresh=False)
+            _record_failure(folder, plan, digest, error)
+        over = 0
+        for digests in packs:
+            members = [d for d in dict.fromkeys(digests) if d not in plan.finished]
+            pack = [known[d] for d in digests]
+            bar.set_description(f"{over}/{len(left)} runs, {_words(pack[0])}", refresh=False)
+            before = bar.n
             try:
-                start = _start(folder, digests, batch, bar) if digests in begun else None
+                start = _start(folder, digests, pack, bar) if digests in begun else None
                 if start is None:
                     checkpoints.remove(folder, digests)  # one of other versions would be in the way
-                keep = checkpoints.keeper(folder, digests, checkpoint_seconds)
-                scalars = folder / "tensorboard" if tensorboard else None
-                with _watcher(bar, digests, len(members), scalars) as watch:
-                    ran = run(batch, watch, start, keep, say=lambda _: bar.set_postfix_str("compiling"))
-                    found = dict(zip(digests, ran, strict=True))
+                checkpointing = checkpoints.writing(folder, digests, checkpoint_seconds)
+                with _watcher(bar, digests, len(members), folder if tensorboard else None) as watch:
+                    ran = run(pack, watch, start, checkpointing, lambda _: bar.set_postfix_str("compiling"))
             except Exception as error:
-                for digest in members:
-                    fail(digest, error)
+                broken = dict.fromkeys(members, error)
             else:
-                compiling += sum(result.seconds["compilation"] for result in found.values())
+                compiling += sum(result.seconds["compilation"] for result in ran)
                 compiling -= start.seconds["compilation"] if start else 0
-                key = (batch[0].program, len(batch))
+                key = (pack[0].program, len(pack))
                 programs[key] = compiled_chunk(*key)
-                for digest in members:
-                    try:
-                        results.save(folder, found[digest], models)
-                    except Exception as error:
-                        fail(digest, error)
+                broken = _save(folder, dict(zip(digests, ran, strict=True)), members, models)
                 checkpoints.remove(folder, digests)
+            for digest, reason in broken.items():
+                _record_failure(folder, plan, digest, reason)
+            failed |= broken
             over += len(members)
-            bar.update(before + sum(e.config.rounds for e in members.values()) - bar.n)
+            bar.update(before + len(members) * pack[0].config.rounds - bar.n)
     seconds = {"total": time.perf_counter() - started, "compilation": compiling}
     return Outcome(failed, list(programs.values()), seconds)
 
 
+def _save(folder: Path, ran: dict[str, Result], members: Sequence[str], models: bool) -> dict[str, Exception]:
+    """Writes the results of a pack; returns the errors of those that could not be written."""
+    broken = {}
+    for digest in members:
+        try:
+            results.save(folder, ran[digest], models)
+        except Exception as error:
+            broken[digest] = error
+    return broken
+
+
+def _record_failure(folder: Path, plan: Plan, digest: str, error: Exception) -> None:
+    """Writes that a run failed; a full disk ends the sweep instead."""
+    if disk_is_full(error):
+        raise error
+    results.save_failure(folder, digest, plan.configs[digest], error)
+
+
+def _words(experiment: Experiment) -> str:
+    return f"{experiment.config.rule} under {experiment.config.attack}"
+
+
 def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], list[str]]:
-    """The batches to go on with, each run in one at most, and notices. Forgets those that are finished."""
+    """The packs to continue, each run in one at most, and notices. Removes those that are finished."""
     found, notices = checkpoints.found(folder)
-    begun, taken = [], set()
+    begun: list[list[str]] = []
+    taken: set[str] = set()
     for digests in found:
         if plan.finished >= set(digests):
             checkpoints.remove(folder, digests)
@@ -151,34 +165,34 @@ def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], 
     return begun, notices
 
 
-def _start(folder: Path, digests: list[str], batch: list[Experiment], bar: tqdm) -> Batch | None:
-    """The batch of a checkpoint; None, and a notice, if it cannot be read."""
+def _start(folder: Path, digests: list[str], pack: list[Experiment], bar: tqdm) -> Snapshot | None:
+    """The snapshot of a checkpoint; None, and a notice, if it cannot be read."""
     try:
-        start = checkpoints.load(folder, digests, first_batch(batch))
+        start = checkpoints.load(folder, digests, first_snapshot(pack))
     except Exception as error:  # orbax raises many kinds
         bar.write(f"notice: {checkpoints.damaged(folder / checkpoints.FOLDER, error)}")
         return None
-    config = batch[0].config
-    bar.write(f"{config.rule} under {config.attack} goes on from round {start.done}")
+    bar.write(f"{_words(pack[0])} goes on from round {start.done}")
     bar.initial += start.done  # what was done before says nothing of the speed
     return start
 
 
-def _fresh_batches(plan: Plan, begun: set[str], width: int | None) -> list[list[str]]:
-    """The digests of every batch of runs that have no checkpoint."""
-    batches = []
+def _fresh_packs(plan: Plan, begun: set[str], width: int | None) -> list[list[str]]:
+    """The digests of every pack of runs that have no checkpoint."""
+    packs = []
     for group in plan.groups:
         rest = [e for e in group if e.digest not in plan.finished | begun]
-        fresh = in_batches(rest, choose_width(group, width))
-        batches += [[e.digest for e in batch] for batch in fresh]
-    return batches
+        fresh = in_packs(rest, choose_width(group, width))
+        packs += [[e.digest for e in pack] for pack in fresh]
+    return packs
 
 
 @contextlib.contextmanager
-def _watcher(bar: tqdm, digests: list[str], new: int, scalars: Path | None) -> Iterator[Callable]:
-    """What is done with the latest numbers of a batch: the progress line, and scalars for TensorBoard.
+def _watcher(bar: tqdm, digests: list[str], new: int, folder: Path | None) -> Iterator[Callable]:
+    """What is done with the latest numbers of a pack: the progress line, and scalars for TensorBoard.
 
-    `digests` names every run of the batch, `new` of them were not finished before.
+    `digests` names every run of the pack, `new` of them were not finished before; scalars are written into
+    the results folder if that is given.
     """
     before, writers = bar.n, {}
 
@@ -186,10 +200,13 @@ def _watcher(bar: tqdm, digests: list[str], new: int, scalars: Path | None) -> I
         now = latest[0]["round"]
         bar.update(before + new * now - bar.n)
         bar.set_postfix(worst=f"{min(numbers['worst'] for numbers in latest):.1%}", refresh=False)
-        for digest, numbers in dict(zip(digests, latest, strict=True)).items() if scalars else ():
+        if folder is None:
+            return
+        for digest, numbers in dict(zip(digests, latest, strict=True)).items():
             if digest not in writers:  # steps that a killed process wrote are replaced
-                writers[digest] = _summary_writer()(str(scalars / digest), purge_step=now)
-            for name in ("worst", "mean", "std", "loss", "consensus"):
+                path = folder / "tensorboard" / digest
+                writers[digest] = _summary_writer()(str(path), purge_step=now)
+            for name in numbers.keys() - {"round", "diverged", "seconds"}:
                 writers[digest].add_scalar(name, float(numbers[name]), now)
             writers[digest].flush()
 

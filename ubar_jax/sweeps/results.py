@@ -115,11 +115,12 @@ def save(folder: Path, result: Result, models: bool = False) -> None:
     """Writes one run atomically."""
     with _appearing(folder / result.digest) as part:
         write_json(part / "config.json", dataclasses.asdict(result.config))
-        np.savez_compressed(part / "curves.npz", accepted=result.accepted, **result.curves)
+        curves: dict[str, Any] = {"accepted": result.accepted, **result.curves}
+        np.savez_compressed(part / "curves.npz", **curves)
         if models:
             state = result.state._replace(key=jax.random.key_data(result.state.key))
             leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-            named = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+            named: dict[str, Any] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
             np.savez(part / "models.npz", **named)
         write_json(part / "summary.json", summarise(result))
 
@@ -164,8 +165,8 @@ def device() -> str:
 def load(*folders: str | Path) -> "pd.DataFrame":
     """All finished runs as one tidy table: a row for every evaluation of every run.
 
-    Columns: the run's digest and settings, round, epoch, seconds, and worst, mean, std and loss over the
-    benign nodes, consensus.
+    Columns: the run's digest and settings, round, epoch, and every number that the run kept: those per
+    evaluation (the mean where there is one per node), and those per round, of the last round before it.
     """
     import pandas as pd
 
@@ -173,12 +174,17 @@ def load(*folders: str | Path) -> "pd.DataFrame":
     if not (runs := load_runs(*folders)):
         raise ConfigError(f"no finished run in {', '.join(map(str, folders))}; give folders of sweeps")
     for run in runs:
-        columns = {name: run.curves[name] for name in ("round", "worst", "mean", "std", "consensus")}
-        columns |= {k: run.curves[k] for k in ("seconds",) if k in run.curves}
+        settings = {"digest": run.digest, **dataclasses.asdict(run.config)}
+        columns = {"round": run.curves["round"]}
         if "rounds_per_epoch" in run.summary:
             columns["epoch"] = columns["round"] / run.summary["rounds_per_epoch"]
-        columns["loss"] = run.curves["loss"].mean(axis=1)
-        settings = {"digest": run.digest, **dataclasses.asdict(run.config)}
+        per_round = False
+        for name, values in run.curves.items():
+            if name not in ("round", "accuracy", "accepted"):
+                if per_round:  # there is none before the first round
+                    values = np.concatenate([[np.nan], values])[columns["round"]]
+                columns[name] = values if values.ndim == 1 else values.mean(axis=1)
+            per_round |= name == "std"  # the last number per evaluation
         tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
     return pd.concat(tables, ignore_index=True)
 
@@ -212,7 +218,7 @@ def varying(runs: Sequence[Any], names: Sequence[str]) -> list[str]:
 
 def load_runs(*folders: str | Path) -> list[Run]:
     """Every whole run of some results folders, each digest once; damaged ones are told and left out."""
-    runs = {}
+    runs: dict[str, Run] = {}
     for folder in folders:
         if not Path(folder).is_dir():
             raise ConfigError(f"there is no folder {str(folder)!r}; give folders of sweeps")

@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -21,7 +23,7 @@ from ubar_jax.experiments.bench import costs, figures
 from ubar_jax.experiments.bench.growth import measure_growth
 from ubar_jax.experiments.bench.measure import BUDGET, limits, machine
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_serial
-from ubar_jax.experiments.bench.tables import PAPER, peak, time_tables
+from ubar_jax.experiments.bench.tables import PAPER, Table, peak, time_tables
 from ubar_jax.parts.aggregation import rules
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import results
@@ -38,24 +40,31 @@ def main(argv: Sequence[str]) -> None:
     if list(sections) != ["wall"]:
         if "wall" in sections:
             again = [sys.executable, "-m", "ubar_jax.experiments.bench", "wall"]
-            subprocess.run([*again, f"--repeats={repeats}", f"--results={folder}"], check=True)
+            same = [f"--repeats={repeats}", f"--results={folder}", f"--torch_loop={flags.FLAGS.torch_loop}"]
+            subprocess.run([*again, *same], check=True)
             sections = [section for section in sections if section != "wall"]
         # Before jax and torch start their threads, which inherit it.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    serial = load_serial()
+    serial = load_serial(Path(flags.FLAGS.torch_loop))
     if serial is None:
-        print("no torch loop to compare with: pip install -e '.[benchmark]' in a checkout")
+        print(
+            f"no torch loop to compare with: it is read from {flags.FLAGS.torch_loop} (--torch_loop), a file "
+            "of a checkout, and needs pip install -e '.[benchmark]'"
+        )
     else:
+        print(f"next to the torch loop in {flags.FLAGS.torch_loop}")
         serial.torch.set_num_threads(len(os.sched_getaffinity(0)))
     about = machine(serial) | {"repeats": repeats, "budget": BUDGET}
     about |= {"nodes": NODES, "connection": CONNECTION, "batch": BATCH}
     print(about)
 
-    tables = {}  # of this run, for the figure
+    found: dict[str, Any]
+    tables: dict[str, Table] = {}  # of this run, for the figure
     for section in sections:
         start = time.perf_counter()
         if section in (*ROWS, *MODELS):
-            models, rows = (MODELS, ROWS[section]) if section in ROWS else ([section], tuple(rules.parts))
+            models: Iterable[str] = MODELS if section in ROWS else [section]
+            rows = ROWS[section] if section in ROWS else tuple(rules.parts)
             found = time_tables(models, rows, repeats, serial)
             about["limits"] = limits(repeats, time.process_time, serial)
             for model, table in found.items():
@@ -85,6 +94,11 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 7, "Timings of which the median is taken.", lower_bound=1)
+    flags.DEFINE_string(
+        "torch_loop",
+        "benchmarks/serial_torch.py",
+        "File with the serial torch simulator to compare with, the only file read from outside the package.",
+    )
     flags.DEFINE_string("results", "results/bench", "Folder for the tables (JSON) and the figures.")
     command.must_be_named("results")
     command.launch(main)

@@ -22,7 +22,11 @@ from ubar_jax.parts.byzantine import attacks
 from ubar_jax.sweeps.plan import carry_out, make_plan
 from ubar_jax.types import View
 
-SWEEP = {"rule": ("average", "ubar", "dmedian"), "attack": ("none", "gaussian"), "seed": (0, 1)}  # on digits
+SWEEP: dict[str, tuple[Any, ...]] = {  # on digits
+    "rule": ("average", "ubar", "dmedian"),
+    "attack": ("none", "gaussian"),
+    "seed": (0, 1),
+}
 
 
 def attack_costs(repeats: int) -> dict[str, Any]:
@@ -49,7 +53,16 @@ def attack_costs(repeats: int) -> dict[str, Any]:
                 deployed = functools.partial(mix, (own, *arrays[1:]), count)
                 now = jnp.asarray(1000, jnp.int32)
                 graph = without_lost(arrays[1], own[:NODES], rules.parse("ubar"))
-                view = View(own, -own, graph, NODES, NODES, benign_slots, now, deployed)
+                view = View(
+                    own=own,
+                    update=-own,
+                    graph=graph,
+                    benign=NODES,
+                    byzantine=NODES,
+                    benign_slots=benign_slots,
+                    t=now,
+                    deployed=deployed,
+                )
                 return (0.999 * own, told + attack(key, view, **numbers)), None
 
             state = (arrays[0], jnp.zeros_like(arrays[0][NODES:]))
@@ -61,8 +74,8 @@ def attack_costs(repeats: int) -> dict[str, Any]:
     rows, of_a_step = {}, {}
     for name in attacks.parts:
         attack = attacks.parse(name)
-        setup, numbers = attack.traits.setup, {}
-        if setup:
+        numbers: dict[str, float] = {}
+        if setup := attack.traits.setup:
             numbers, _ = setup(network, NODES, NODES, 1000, rules.parse("ubar"), **attack.of(setup))
         attacked = ready(rounds(attack), (scene[:4], count, numbers))
         *training, without, taken = seconds([*steps, idle, attacked], repeats)
@@ -86,7 +99,8 @@ def sweep_speed() -> dict[str, Any]:
     ]
     rounds = sum(config.rounds for config in configs)
     print(f"\nsweep: {len(configs)} runs on digits, {rounds:,} rounds, one core")
-    found = {"grid": SWEEP, "runs": len(configs), "rounds": rounds, "seconds": {}, "rounds_per_second": {}}
+    found: dict[str, Any] = {"grid": SWEEP, "runs": len(configs), "rounds": rounds}
+    found |= {"seconds": {}, "rounds_per_second": {}}
     for part in ("with compilation", "compiled"):
         with tempfile.TemporaryDirectory() as folder:
             start = time.process_time()
@@ -101,7 +115,7 @@ def compile_times() -> dict[str, dict[str, float]]:
     """Seconds to trace, lower and compile a training step, and a whole round with every rule."""
     rows = (TRAINING, *(ROUND + name for name in rules.parts))
     print("\ncompilation: CPU seconds" + "".join(f"{model:>8}" for model in MODELS))
-    found = {model: {} for model in MODELS}
+    found: dict[str, dict[str, float]] = {model: {} for model in MODELS}
     all_scenes = {model: scenes.make_scene(model, NODES, BATCH) for model in MODELS}
     for row in rows:
         for model, scene in all_scenes.items():

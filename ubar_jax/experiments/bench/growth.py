@@ -56,7 +56,7 @@ def measure_growth(repeats: int) -> dict[str, dict[str, Any]]:
     print("\ngrowth: CPU seconds per aggregation, one core; ubar with a loss that reads the model once")
     grown = {}
     for key, axis in AXES.items():
-        times = {name: [] for name in PAPER}
+        times: dict[str, list[float]] = {name: [] for name in PAPER}
         for size in axis.sizes:
             scene = axis.make(size)
             for name in PAPER:

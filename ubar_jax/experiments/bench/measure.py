@@ -28,7 +28,7 @@ def seconds(
 
     Fewer calls, but one, where they take longer than BUDGET together.
     """
-    seen = [[] for _ in functions]
+    seen: list[list[float]] = [[] for _ in functions]
     while len(seen[0]) < 2 or (len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET):
         for function, taken in zip(functions, seen, strict=True):
             start = clock()
@@ -51,24 +51,24 @@ def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) 
     Measured once a process.
     """
     rng = np.random.default_rng(0)
-    products = {"jax": {}} | ({"torch": {}} if serial else {})
+    products: dict[str, dict[int, float]] = {name: {} for name in (("jax", "torch") if serial else ("jax",))}
     for size in SIZES:
         pair = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
-        both = [ready(lambda a, b: a @ b, tuple(pair))]
+        both: list[Callable[[], Any]] = [ready(lambda a, b: a @ b, tuple(pair))]
         if serial:
             tensors = [serial.torch.from_numpy(a) for a in (*pair, np.empty_like(pair[0]))]
-            both.append(lambda t=tensors: serial.torch.mm(*t[:2], out=t[2]))
+            both.append(functools.partial(serial.torch.mm, *tensors[:2], out=tensors[2]))
         for name, taken in zip(products, seconds(both, repeats, clock, min), strict=True):
             products[name][size] = 2 * size**3 / taken / 1e9
     source = np.ones(COPIED // 4, np.float32)
     target = np.zeros_like(source)
-    copies = {"numpy": functools.partial(np.copyto, target, source)}
+    copies: dict[str, Callable[[], Any]] = {"numpy": functools.partial(np.copyto, target, source)}
     if serial:
         copies["torch"] = functools.partial(
             serial.torch.from_numpy(target).copy_, serial.torch.from_numpy(source)
         )
-    taken = seconds(list(copies.values()), repeats, clock, min)
-    copied = {name: 2 * COPIED / s / 1e9 for name, s in zip(copies, taken, strict=True)}
+    times = seconds(list(copies.values()), repeats, clock, min)
+    copied = {name: 2 * COPIED / s / 1e9 for name, s in zip(copies, times, strict=True)}
     peak = max(max(of.values()) for of in products.values())
     return {
         "products": products,

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
+from ubar_jax.engine.program import Learner, Program
 from ubar_jax.engine.round import losses_on, make_round, normalise
 from ubar_jax.numerics import nn
 from ubar_jax.parts import topology
-from ubar_jax.parts.aggregation import aggregate, count_neighbours, rules
+from ubar_jax.parts.aggregation import aggregate, count_neighbours, make_inbox, rules
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.parts.data import channel_statistics
 from ubar_jax.parts.optimisation import optimizers, schedules
 from ubar_jax.parts.tasks import make_task
-from ubar_jax.types import Data, Graph, Inbox, Knobs, RoundState, Task
+from ubar_jax.types import Data, Graph, Knobs, RoundState, Task
 
 MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # images they are measured on
 POSITIONS = {"mlp": (), "lenet": (28 * 28, 10 * 10), "cnn": (32 * 32, 14 * 14)}  # outputs of convolutions
@@ -51,7 +53,7 @@ def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene
     """The paper's graph; models x_0 plus noise, a batch of random images for each node."""
     nodes, shape = benign + byzantine, MODELS[model]
     task = make_task(model, shape, CLASSES)
-    one, unravel = jax.flatten_util.ravel_pytree(jax.jit(task.init)(jax.random.key(0)))
+    one, unravel = ravel_pytree(jax.jit(task.init)(jax.random.key(0)))
     rng = np.random.default_rng(0)
     own = np.asarray(one) + NOISE * rng.standard_normal((nodes, one.size), np.float32)
     x = rng.integers(0, 256, (nodes * batch, *shape), np.uint8)
@@ -67,8 +69,10 @@ def growth_scene(degree: int, nodes: int, d: int) -> Scene:
     """A ring lattice; the loss reads the model once, so that stage 2 of UBAR does not hide the rest."""
     own = np.random.default_rng(0).standard_normal((nodes, d), np.float32)
     network = topology.small_world(0, nodes, degree, rewire=0.0)
-    task = Task(init=None, loss=lambda vector: jnp.mean(jnp.square(vector)), predict=None)
-    return _scene(own, network, (), task, lambda vector: vector, "quadratic", None)
+    unused: Any = None  # nobody starts such a model or predicts with it
+    task = Task(init=unused, loss=lambda vector, *_: jnp.mean(jnp.square(vector)), predict=unused)
+    nothing = (np.zeros((nodes, 0), np.float32),)  # a batch of no examples per node
+    return _scene(own, network, nothing, task, lambda vector: vector, "quadratic", None)
 
 
 def _scene(own, network, batch, task, unravel, model, data) -> Scene:
@@ -111,20 +115,28 @@ def one_aggregation(scene: Scene, name: str) -> Work:
 
 def whole_round(scene: Scene, name: str) -> Work:
     """The simulator's round: batches, training, exchange, aggregation, update."""
-    n, rule = len(scene.own), rules.parse(name)
+    assert scene.data is not None
+    n, batch = scene.data.shards.shape
     count, alpha, pairs = knobs_of(scene, name, n)
-    step = make_round(
-        scene.task,
-        rule,
-        attacks.parse("none"),
-        optimizers.parse("sgd")(),
-        schedules.parse("constant"),
-        CLASSES,
-        n,
-        0,
-        0,
-        pairs,
+    learner = Learner(scene.model, None, MODELS[scene.model], CLASSES, n * batch, batch)
+    program = Program(
+        learner=learner,
+        rule=rules.parse(name),
+        attack=attacks.parse("none"),
+        strengths=(),
+        optimizer=optimizers.parse("sgd"),
+        schedule=schedules.parse("constant"),
+        benign=n,
+        byzantine=0,
+        benign_slots=0,
+        trained=n,
+        slots=scene.graph.mask.shape[1],
+        pairs=pairs,
+        batch=batch,
+        chunk=1,
+        ragged=False,
     )
+    step = make_round(program)
     params = jax.vmap(scene.unravel)(scene.own)
     state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0))
     knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
@@ -163,12 +175,10 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
         heard = Graph(*(a[:benign] for a in graph))
 
         loss_of = functools.partial(losses_on, scene.task, scene.unravel, sent, batch)
-        inbox = Inbox(
+        inbox = make_inbox(
             own=own[:benign],
             sent=sent,
-            rows=heard.neighbours,
             graph=heard,
-            degree=jnp.sum(heard.mask, axis=1),
             count=count,
             t=jnp.zeros((), jnp.int32),
             own_loss=own_loss[:benign],
@@ -186,6 +196,7 @@ def training_flops(scene: Scene) -> int:
     The forward pass, as much for the gradients of the weights, and as much for those of the inputs but the
     images.
     """
+    assert scene.data is not None
     kernels = [leaf.size for leaf in jax.tree.leaves(scene.unravel(scene.own[0])) if leaf.ndim > 1]
     places = POSITIONS[scene.model]
     first, *others = np.multiply(kernels, places + (1,) * (len(kernels) - len(places))).tolist()
@@ -197,12 +208,12 @@ def least_bytes(scene: Scene) -> int:
     return 2 * scene.own.nbytes
 
 
-def load_serial() -> ModuleType | None:
-    """benchmarks/serial_torch.py of this checkout; None without it or without torch."""
-    path = Path(__file__).parents[3] / "benchmarks" / "serial_torch.py"
+def load_serial(path: Path) -> ModuleType | None:
+    """The serial torch simulator in a file; None without it or without torch."""
     if importlib.util.find_spec("torch") is None or not path.exists():
         return None
     spec = importlib.util.spec_from_file_location("serial_torch", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -231,6 +242,7 @@ def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | 
         own_losses = tensor(np.array(scene.own_loss))
         return lambda: serial.aggregate(rule, vectors, neighbours, count.tolist(), own_losses, batches, probe)
     images, labels = (serial.torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert scene.data is not None
     network = (models, images, labels, tensor(np.array(scene.data.shards)).long(), neighbours)
     return lambda: serial.play(rule, *network, count.tolist(), alpha.tolist(), RATE, probe)
 

@@ -1,7 +1,7 @@
 """The paper's time table, training and aggregation by every rule, next to the torch loop and our targets."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +21,7 @@ Table = dict[str, dict[str, Any]]  # by row
 
 
 def time_tables(
-    models: Sequence[str],
+    models: Iterable[str],
     rows: Sequence[str],
     repeats: int,
     serial: ModuleType | None,
@@ -32,7 +32,7 @@ def time_tables(
     unit, aimed = ("CPU", True) if clock is time.process_time else ("wall", False)
     print(f"\n{unit} seconds a round, {NODES} nodes, batch {BATCH}; share: of the measured peak of", end=" ")
     print(f"{best['peak_gflops']:.0f} GFLOP/s (training)\nor of {best['bandwidth_gbs']:.0f} GB/s (rules)")
-    tables = {}
+    tables: dict[str, Table] = {}
     for model in models:
         scene = scenes.make_scene(model, NODES, BATCH)
         print(f"\n{model + f', d = {scene.own.shape[1]:,}':28}{'ubar_jax':>10}{'share':>7}", end="")
@@ -44,7 +44,7 @@ def time_tables(
             taken = dict(zip(("ubar_jax", "torch"), seconds(both, repeats, clock), strict=False))
             if row.startswith(ROUND):
                 taken["ubar_jax"] /= ROUNDS
-            found = {"seconds": taken}
+            found: dict[str, Any] = {"seconds": taken}
             if loop:
                 found["ratio"] = taken["torch"] / taken["ubar_jax"]
             if not row.startswith(ROUND):

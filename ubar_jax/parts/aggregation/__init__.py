@@ -5,7 +5,7 @@ every other module is a family of rules. Rules are listed and drawn in the order
 """
 
 # isort: off
-from ubar_jax.parts.aggregation.base import aggregate, rules
+from ubar_jax.parts.aggregation.base import Rule, aggregate, make_inbox, rules
 from ubar_jax.parts.aggregation.counts import count_neighbours
 from ubar_jax.parts.aggregation import averaging
 from ubar_jax.parts.aggregation import two_stage
@@ -15,5 +15,14 @@ from ubar_jax.parts.aggregation import bulyan
 from ubar_jax.parts.aggregation import bridging
 from ubar_jax.parts.aggregation import geometric
 
-__all__ = ["aggregate", "averaging", "bridging", "bulyan", "coordinatewise", "count_neighbours", "geometric"]
-__all__ += ["krum", "rules", "two_stage"]
+__all__ = [
+    "Rule",
+    "aggregate",
+    "averaging",
+    "bridging",
+    "bulyan",
+    "coordinatewise",
+    "count_neighbours",
+    "geometric",
+]
+__all__ += ["krum", "make_inbox", "rules", "two_stage"]

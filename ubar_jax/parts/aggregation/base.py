@@ -22,7 +22,7 @@ from jax import Array
 
 from ubar_jax.numerics import linalg
 from ubar_jax.registry import Registry, Spec
-from ubar_jax.types import Inbox
+from ubar_jax.types import Graph, Inbox
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,24 @@ class RuleTraits:
 
 Rule = Spec[RuleTraits]
 rules = Registry("rule", given=1, traits=RuleTraits, helpers=("count",))
+
+
+def make_inbox(
+    *,
+    own: Array,
+    sent: Array,
+    graph: Graph,
+    count: Array,
+    t: Array,
+    own_loss: Array,
+    loss_of: Callable[[Array, Array], Array],
+    pairs: int,
+    rows: Array | None = None,
+) -> Inbox:
+    """The inbox of the receivers of `graph` [r, K]; without `rows` a slot reads its sender's row."""
+    degree = jnp.sum(graph.mask, axis=1)
+    rows = graph.neighbours if rows is None else rows
+    return Inbox(own, sent, rows, graph, degree, count, t, own_loss, loss_of, pairs)
 
 
 def aggregate(rule: Rule, inbox: Inbox) -> tuple[Array, dict[str, Array]]:

@@ -1,7 +1,7 @@
 """How many neighbours a rule takes for benign or Byzantine: per-node integers, computed once on the host."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,8 @@ GUARD = 1e-9  # floor and ceil of products such as 0.29 * 100 and 10 * (1 - 0.7)
 
 def benign_share(degree: np.ndarray, byzantine: np.ndarray, rho: float | str) -> np.ndarray | float:
     """rho_i: a number, "oracle" (each node's true share), "conservative" (one benign neighbour)."""
-    return {"conservative": 1 / degree, "oracle": 1 - byzantine / degree}.get(rho, rho)
+    words: dict[Any, Any] = {"conservative": 1 / degree, "oracle": 1 - byzantine / degree}
+    return words.get(rho, rho)
 
 
 def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: Rho = 0.4) -> np.ndarray:
@@ -60,7 +61,9 @@ def trim_limit(values):
     return (values - 1) // 2
 
 
-def count_neighbours(rule: Spec, graph: Graph, receivers: int, benign: int) -> tuple[np.ndarray, ...]:
+def count_neighbours(
+    rule: Spec, graph: Graph, receivers: int, benign: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count), on the host."""
     ids, mask = (np.asarray(a)[:receivers] for a in graph)
     degree, byzantine = mask.sum(1), (mask & (ids >= benign)).sum(1)

@@ -73,6 +73,6 @@ def multi_krum_limit(values, m):
 def multi_krum(inbox: Inbox, m: Annotated[int | str, Number(1, integer=True, words=("auto",))] = "auto"):
     """Multi-Krum: the mean of the m neighbours of best Krum score; auto is |N_i| - n_hat."""
     n_hat = clipped(inbox, krum_limit)
-    wanted = jnp.sum(inbox.graph.mask, axis=1) - n_hat if m == "auto" else jnp.full_like(n_hat, m)
+    wanted = jnp.sum(inbox.graph.mask, axis=1) - n_hat if isinstance(m, str) else jnp.full_like(n_hat, m)
     best = (krum_order(inbox, n_hat) < wanted[:, None]) & inbox.graph.mask
     return linalg.mean(inbox, best), {"selected": best}

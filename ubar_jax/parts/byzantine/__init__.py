@@ -5,7 +5,7 @@ every other module is a family of attacks. Attacks are listed and drawn in the o
 """
 
 # isort: off
-from ubar_jax.parts.byzantine.base import attacks, check_range, tailored_since
+from ubar_jax.parts.byzantine.base import Attack, attacks, check_range, tailored_since
 from ubar_jax.parts.byzantine import simple
 from ubar_jax.parts.byzantine import moments
 from ubar_jax.parts.byzantine import unnoticed
@@ -14,5 +14,15 @@ from ubar_jax.parts.byzantine import imitation
 from ubar_jax.parts.byzantine import tailored
 from ubar_jax.parts.byzantine import timing
 
-__all__ = ["attacks", "check_range", "fang", "imitation", "moments", "simple", "tailored", "tailored_since"]
+__all__ = [
+    "Attack",
+    "attacks",
+    "check_range",
+    "fang",
+    "imitation",
+    "moments",
+    "simple",
+    "tailored",
+    "tailored_since",
+]
 __all__ += ["timing", "unnoticed"]

@@ -10,8 +10,7 @@ which checks the arguments and returns (traced numbers for the attack, notices).
 traced: one compiled program serves every strength.
 
 Each description ends in what the attacker knows. mu and sigma are the mean and deviation per coordinate
-of the models that its benign neighbours send it, the ones it has seen. `targeted.py` has the attacks that
-depend on where and when: on the graph, on the receiver or on the round.
+of the models that its benign neighbours send it, the ones it has seen.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ class Seen(NamedTuple):
     """The honest models that each attacker sees: those of its benign neighbours."""
 
     adjacent: Array  # [f, n_b] bool
-    count: Array  # [f, 1], at least 1
+    count: Array  # type: ignore[assignment]  # [f, 1], at least 1
     centre: Array  # [1, d]: mean of the usual honest models, so that no digits are lost near consensus
     honest: Array  # [n_b, d]: honest models about the centre
     mean: Array  # [f, d]: of the seen ones, about the centre

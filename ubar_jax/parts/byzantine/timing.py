@@ -18,7 +18,8 @@ def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start:
     if inner.part.name in ("none", "sleeper"):
         raise ConfigError(f"sleeper cannot wake up as {attack!r}; name another attack, as in sleeper(alie)")
     check_range(inner, dict(inner.arguments))
-    numbers, notices = {}, []
+    numbers: dict[str, float] = {}
+    notices: list[str] = []
     if setup := inner.traits.setup:
         numbers, notices = setup(network, benign, byzantine, rounds, rule, **inner.of(setup))
     if start >= rounds:

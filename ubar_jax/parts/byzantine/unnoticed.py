@@ -56,7 +56,11 @@ def mhamdi(
             chosen = krum_chooses(view, seen, quadratics(seen, along, square))
         else:
             chosen = _deployed_chooses(view, seen, direction)
-        gamma = largest(chosen, view.byzantine)[:, None]
+        return _moved(seen, largest(chosen, view.byzantine)[:, None], direction)
+    return _moved(seen, gamma, direction)
+
+
+def _moved(seen: Seen, gamma: Array | float, direction: Array) -> Array:
     return seen.centre + seen.mean + gamma * direction
 
 

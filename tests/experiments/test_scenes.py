@@ -1,0 +1,21 @@
+"""The scenes of the benchmarks, without torch."""
+
+import jax
+import pytest
+
+from ubar_jax.experiments.bench import scenes
+from ubar_jax.experiments.bench.tables import PAPER
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("rule", PAPER)
+def test_growth_is_measured_on_an_aggregation_of_every_node(rule):
+    work, arguments = scenes.ours(scenes.growth_scene(degree=8, nodes=12, d=5), rule)
+    assert jax.jit(work)(*arguments).shape == (12, 5)
+
+
+@pytest.mark.medium
+def test_a_whole_round_is_the_simulators():
+    work, (state, *rest) = scenes.whole_round(scenes.make_scene("mlp", 4, 8), "ubar")
+    after, seen = jax.jit(work)(state, *rest)
+    assert int(after.t) == 1 and seen.finite.all() and seen.accepted.any()

@@ -1,0 +1,195 @@
+"""Compiled once: the programs of a run, ahead of time, and JAX's persistent cache of them."""
+
+import contextlib
+import functools
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ubar_jax.engine import evaluation
+from ubar_jax.engine.program import Learner, Program, task_of
+from ubar_jax.engine.round import batches, make_round
+from ubar_jax.files import cache_dir
+from ubar_jax.types import Data, Graph, Knobs, RoundState
+
+ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # what differs between runs of a program
+
+DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
+
+
+class Compiled(NamedTuple):
+    """An executable, and where it came from."""
+
+    call: Callable
+    cached: bool  # whether the persistent cache had it
+
+
+def use_cache() -> None:
+    """Turns JAX's persistent cache on, in the user's cache folder unless JAX was given another."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextlib.contextmanager
+def repaired_cache() -> Iterator[None]:
+    """Removes entries of the persistent cache that turn out to be damaged, so that they are written anew.
+
+    JAX does not write entries atomically: one that a kill cut short is there, cannot be read, and is never
+    replaced. JAX warns of it before it compiles, which is when the entry is removed.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=DAMAGED)
+        before = warnings.showwarning
+
+        def show(message, *args, **kwargs):
+            if found := re.match(DAMAGED, str(message)):
+                _remove_damaged(found[1])
+            else:
+                before(message, *args, **kwargs)
+
+        warnings.showwarning = show
+        yield
+
+
+def _remove_damaged(name: str) -> None:
+    """Removes the entries of a program's name that cannot be read; all of them if each seems whole."""
+    folder = Path(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
+    entries = sorted(folder.glob(f"{name}-*-cache"))
+    for entry in [entry for entry in entries if not _is_whole(entry)] or entries:
+        entry.unlink(missing_ok=True)
+
+
+def _is_whole(entry: Path) -> bool:
+    try:
+        with contextlib.suppress(ImportError):
+            import zstandard
+
+            return bool(zstandard.ZstdDecompressor().decompress(entry.read_bytes()))
+        return bool(zlib.decompress(entry.read_bytes()))
+    except Exception:  # of two libraries
+        return False
+
+
+def initial_state(program: Program, seed: int) -> RoundState:
+    """The same x_0 for all nodes, drawn once."""
+    key, init_key = jax.random.split(jax.random.key(seed))
+    params = _initialiser(program.learner)(init_key)
+    opt_state = program.optimizer().init(params)
+
+    def stack(leaf):
+        return jnp.broadcast_to(leaf[None], (program.trained, *leaf.shape)).copy()
+
+    params, opt_state = jax.tree.map(stack, (params, opt_state))
+    return RoundState(params, opt_state, jnp.zeros((), jnp.int32), key)
+
+
+@functools.lru_cache(maxsize=32)
+def _initialiser(learner: Learner) -> Callable:
+    return jax.jit(task_of(learner).init)
+
+
+def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
+    """One chunk is one dispatch: `program.chunk` rounds under `scan`, of `width` runs side by side."""
+    step = make_round(program)
+
+    def chunk(state: RoundState, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
+        """Runs until `program.chunk` more rounds, or `rounds` in all, are done."""
+
+        def body(state, index):
+            def go(state):
+                return step(state, index, data, graph, knobs)
+
+            if not program.ragged:
+                return go(state)
+            blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
+            return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
+
+        index = batches(data, state.key, state.t, program.chunk, program.batch, program.trained)
+        state, seen = lax.scan(body, state, index)
+        return state, seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
+
+    if width > 1:
+        chunk = jax.vmap(chunk, in_axes=(0, ALONG, 0, 0, None))
+    state, data, graph, knobs = _shapes(program, width)
+    rounds = jax.ShapeDtypeStruct((), np.int32)
+    return jax.jit(chunk, donate_argnums=0).trace(state, data, graph, knobs, rounds)
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_chunk(program: Program, width: int = 1) -> Compiled:
+    """(state, data, graph, knobs, rounds) -> (state, Metrics); at width 1 without the axis of the runs."""
+    return _compile(lambda: trace_chunk(program, width))
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int, width: int = 1) -> Compiled:
+    """(params, statistics, x, y) -> accuracy and loss of every benign node on `tests` examples."""
+    evaluate = evaluation.make_evaluate(task_of(learner), benign)
+    if width > 1:
+        evaluate = jax.vmap(evaluate, in_axes=(0, None, None, None))
+    params = jax.eval_shape(task_of(learner).init, jax.random.key(0))
+    params = _stacked(params, trained) if width == 1 else _stacked(params, width, trained)
+    shape = jax.ShapeDtypeStruct
+    statistics = statistics_of(_data_shapes(learner, 1))
+    x, y = shape((tests, *learner.shape), np.uint8), shape((tests,), np.int32)
+    return _compile(lambda: jax.jit(evaluate).trace(params, statistics, x, y))
+
+
+def statistics_of(data: Data) -> Data:
+    """Of the training data, the part that evaluation looks at."""
+    return data._replace(x=None, y=None, shards=None)
+
+
+def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
+    hits = []
+    listener = lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits")  # noqa: E731
+    jax.monitoring.register_event_listener(listener)
+    try:
+        lowered = trace().lower()
+        del hits[:]  # of constants computed while tracing
+        call = lowered.compile()
+    finally:
+        jax.monitoring.unregister_event_listener(listener)
+    return Compiled(call, any(hits))
+
+
+def _stacked(tree, *axes: int):
+    """The shapes of a tree with further leading axes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype), tree)
+
+
+def _data_shapes(learner: Learner, n: int) -> Data:
+    shape, channels = jax.ShapeDtypeStruct, learner.shape[-1:]
+    return Data(
+        x=shape((learner.examples, *learner.shape), np.uint8),
+        y=shape((learner.examples,), np.int32),
+        shards=shape((n, learner.share), np.int32),
+        mean=shape(channels, np.float32),
+        std=shape(channels, np.float32),
+    )
+
+
+def _shapes(program: Program, width: int) -> tuple[RoundState, Data, Graph, Knobs]:
+    """What a chunk is called with."""
+    shape, n = jax.ShapeDtypeStruct, program.benign + program.byzantine
+    number, count = shape((), np.float32), shape((), np.int32)
+    data = _data_shapes(program.learner, n)
+    graph = Graph(shape((n, program.slots), np.int32), shape((n, program.slots), bool))
+    attack = dict.fromkeys(program.strengths, number)
+    alpha, counts = (shape((program.trained,), t) for t in (np.float32, np.int32))
+    state = jax.eval_shape(lambda: initial_state(program, 0))
+    run = (state, data.shards, graph, Knobs(number, alpha, counts, count, attack))
+    if width > 1:
+        run = _stacked(run, width)
+    return run[0], data._replace(shards=run[1]), *run[2:]
