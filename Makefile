@@ -1,5 +1,6 @@
-# make quickstart: set up and run the main job on bundled data.  make test: set up and run the tests
-# (quicktest: those that take seconds; test-all: the long ones, too).  make lint: style and types.
+# make quickstart: install and run a small sweep on bundled data.
+# make test: install and run the tests. make quicktest: only the fast ones. make test-all: the slow ones, too.
+# make lint: check style and types.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

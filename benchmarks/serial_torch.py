@@ -1,11 +1,11 @@
-"""The serial simulator that ubar_jax is measured against: plain torch, one node after the other.
+"""A serial simulator to compare ubar_jax with: plain torch, one node after the other, without attackers.
 
 Nodes are torch modules. `play` is one round of the whole network: every node trains on its batch, sends its
-parameters as a vector, and mixes in what its rule makes of its neighbours'. Nobody lies here.
+parameters as a vector, and mixes in the result of its rule on the neighbours' vectors.
 
-A rule is `rule(own [d], messages [k, d], count, own_loss, loss) -> [d]`: `count` is the node's n_hat, or
-how many neighbours UBAR keeps, and `loss` a function of one model on the node's own batch. Nothing is
-shared between nodes, and bad messages are not looked for: that is work which ubar_jax does on top.
+A rule is `rule(own [d], messages [k, d], count, own_loss, loss) -> [d]`: `count` is the node's n_hat, or the
+number of neighbours that UBAR keeps; `loss` maps one model to its loss on the node's own batch. Nothing is
+shared between nodes. Bad messages are not checked for, unlike in ubar_jax.
 """
 
 import torch
@@ -37,9 +37,9 @@ def ubar_loss(own, messages, count, own_loss, loss):
 
 
 def krum_scores(squares, n_hat):
-    """Sums of each row's k - n_hat - 2 (at least one) smallest squared distances to the others."""
+    """[k] sum of each row's k - n_hat - 2 (at least one) smallest squared distances to the others."""
     k = len(squares)
-    terms = min(k, max(1, k - n_hat - 2) + 1)  # one more: the zero from a message to itself
+    terms = min(k, max(1, k - n_hat - 2) + 1)  # one more: a message's zero distance to itself
     return squares.topk(terms, largest=False).values.sum(1)
 
 
@@ -80,7 +80,7 @@ def geometric_median(own, messages, count, own_loss, loss, smoothing=1e-2, toler
     if len(messages) == 1:
         return messages[0]
     distances = torch.cdist(messages, messages)
-    medians = distances.sort(dim=1).values[:, 1 + (len(messages) - 2) // 2]  # after the zero to itself
+    medians = distances.sort(dim=1).values[:, 1 + (len(messages) - 2) // 2]  # skip the zero to itself
     typical = float(medians.min()) + 1e-30
     weights = 1 / distances[medians.argmin()].clamp(min=typical)
     weights = weights / weights.sum()
@@ -97,12 +97,12 @@ def geometric_median(own, messages, count, own_loss, loss, smoothing=1e-2, toler
 
 
 def clip(count, limit):
-    """n_hat, at most what the rule is defined for."""
+    """n_hat, at most the largest value for which the rule is defined."""
     return max(0, min(int(count), limit))
 
 
 def middle(ordered):
-    """The median of sorted values, mean of the middle two if even."""
+    """The median of sorted values; the mean of the middle two if their number is even."""
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
@@ -147,7 +147,7 @@ MODELS = {"mlp": mlp, "lenet": lenet, "cnn": cnn}  # images [b, C, H, W]: 28x28x
 
 
 def train(models, batches):
-    """The loss of every model on its batch (x, y); gradients stay with the parameters."""
+    """The loss of every model on its batch (x, y); gradients are stored in the parameters."""
     losses = []
     for model, (x, y) in zip(models, batches, strict=True):
         model.zero_grad()
@@ -159,10 +159,10 @@ def train(models, batches):
 
 @torch.no_grad()
 def aggregate(rule, vectors, neighbours, counts, own_losses, batches, probe):
-    """One aggregation of the whole network, node by node: a list of what each node mixes in.
+    """One aggregation of the whole network, node by node: a list of the rule's result [d] per node.
 
-    vectors: a model [d] a node; neighbours: a list of ids a node; batches: (x, y) a node; probe: a module
-    into which models are loaded to be evaluated.
+    vectors: a model [d] per node; neighbours: a list of ids per node; batches: (x, y) per node; probe: a
+    module into which models are loaded for evaluation.
     """
     mixed = []
     for i, ids in enumerate(neighbours):
@@ -181,7 +181,7 @@ def play(rule, models, images, labels, index, neighbours, counts, alphas, rate, 
     """One round: new parameters alpha x_i + (1 - alpha) R - rate * gradient.
 
     Returns the losses and the new vectors, which are also the models' parameters.
-    images [N, C, H, W], labels [N]; index: the examples [b] of each node's batch.
+    images [N, C, H, W], labels [N]; index: the example indices [b] of each node's batch.
     """
     batches = [(images[examples], labels[examples]) for examples in index]
     losses = train(models, batches)

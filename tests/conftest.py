@@ -13,6 +13,6 @@ def tfds_dir(monkeypatch):
     beside = Path(__file__).parents[2] / "shared" / "tfds"
     folder = Path(os.environ.get("TFDS_DATA_DIR") or beside)
     if not (folder / "mnist").is_dir() or not (folder / "cifar10").is_dir():
-        pytest.skip(f"needs mnist and cifar10 prepared by tfds; {folder} has not both (set TFDS_DATA_DIR)")
+        pytest.skip(f"needs mnist and cifar10 prepared by tfds; {folder} lacks one (set TFDS_DATA_DIR)")
     monkeypatch.setenv("TFDS_DATA_DIR", str(folder))
     return folder

@@ -1,8 +1,8 @@
-"""The rules and attacks as plain NumPy loops, written from the paper, to be read next to it.
+"""Rules and attacks as plain NumPy loops, written from the paper, to be compared with it line by line.
 
 A rule sees one node (`ubar_jax.testing.Node`) in float64 and returns (vector, accepted messages or
 None); the messages are those left after dropping bad ones, by ascending sender id. An attack sees
-(key, View) and returns one vector a Byzantine node.
+(key, View) and returns one vector per Byzantine node, or per benign receiver if it is tailored.
 """
 
 import math
@@ -77,7 +77,7 @@ def _n_hat(node, rho, byzantine, central, values, need):
 
 
 def _krum_scores(vectors, ids, n_hat):
-    """Krum's score of every id among the ids left."""
+    """Krum's score of each remaining id."""
     terms = max(1, len(ids) - n_hat - 2)
     scores = {}
     for j in ids:
@@ -87,7 +87,7 @@ def _krum_scores(vectors, ids, n_hat):
 
 
 def _best(scores):
-    """The smallest score, and of equal ones (to float32's precision of a tie) the smallest id."""
+    """The id with the smallest score; of equal scores the smallest id."""
     return min(scores, key=lambda j: (scores[j], j))
 
 
@@ -126,7 +126,7 @@ def dbulyan(node, rho, byzantine):
     for c in range(len(result)):
         values = sorted(node.messages[j][c] for j in picked)
         twice_median = values[(len(values) - 1) // 2] + values[len(values) // 2]
-        near = sorted((abs(2 * v - twice_median), v) for v in values)  # equally near: the smaller
+        near = sorted((abs(2 * v - twice_median), v) for v in values)  # of equally near values the smaller
         result[c] = np.mean([v for _, v in near[:beta]])
     return result, picked
 
@@ -214,7 +214,7 @@ def _honest(view):
 
 
 def _seen(view, attacker):
-    """The models of the attacker's benign neighbours."""
+    """(models, ids) of the attacker's benign neighbours; all honest models and no ids if it has none."""
     ids = [j for j in _neighbours(view, view.benign + attacker) if j < view.benign]
     return _honest(view)[ids] if ids else _honest(view), ids
 
@@ -236,7 +236,7 @@ def ipm(key, view, eps):
 
 
 def _most_damaging(view, direction):
-    """Line search of gamma: 16 evaluations of the deployed rule."""
+    """Line search for gamma: 16 evaluations of the deployed rule."""
     honest = _honest(view)
     wanted = [
         honest[[j for j in _neighbours(view, i) if j < view.benign]].mean(0) for i in range(view.benign)
@@ -271,7 +271,7 @@ def ipm_optimised(key, view):
 
 
 def krum_takes(view, attacker, vector):
-    """Does Krum choose the vector at a majority of the attacker's benign receivers?"""
+    """Whether Krum chooses the vector at a majority of the attacker's benign receivers."""
     honest = _honest(view)
     receivers = [i for i in _neighbours(view, view.benign + attacker) if i < view.benign]
     votes = 0
@@ -427,7 +427,7 @@ def isolation(key, view):
 
 def sleeper(key, view, attack, start):
     honest = list(np.asarray(view.own)[view.benign :])
-    if attack == "dissensus":  # what is broadcast, then what every receiver is told if it is awake
+    if attack == "dissensus":  # broadcast rows, then one row per receiver for when it is awake
         return honest + dissensus(key, view, 1.5)
     return alie(key, view, "auto") if int(view.t) >= start and attack == "alie" else honest
 

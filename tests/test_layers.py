@@ -1,6 +1,6 @@
-"""The package's rooms: imports go one way, every room has a door, and no object has the name of a module.
+"""Layers of the package: imports point down only, every package has a docstring, no object shadows a module.
 
-`python tests/test_layers.py` draws the rooms and who imports whom.
+`python tests/test_layers.py` prints the layers and their imports.
 """
 
 import ast
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# From the ground up: a module may import its own room and those below.
+# From the bottom up: a module may import from its own layer and those below.
 ROOMS = ("base", "numerics", "parts", "config", "engine", "testing", "sweeps", "experiments")
 BASE = ("types", "registry", "sources", "files", "memory")
 NEITHER = {"testing": "sweeps", "sweeps": "testing"}
@@ -34,7 +34,7 @@ def room(module: str) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The project's modules that a module imports, inside functions too, but not for type checkers alone."""
+    """The project's modules that a module imports, also inside functions, but not under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -52,7 +52,7 @@ def imports(path: Path) -> set[str]:
 def test_imports_go_one_way(module):
     for found in imports(modules()[module]):
         here, there = room(module), room(found)
-        assert there in ROOMS, f"{module} imports {found}, which is in no room"
+        assert there in ROOMS, f"{module} imports {found}, which is in no layer"
         assert ROOMS.index(there) <= ROOMS.index(here), (
             f"{module} in {here} imports {found} from {there} above it"
         )
@@ -82,14 +82,14 @@ def test_a_picture_does_not_load_the_engine():
 
 
 def drawn() -> str:
-    """The rooms from the top down, with their modules and the rooms that they import."""
+    """The layers from the top down, with their modules and the layers that they import."""
     lines = []
     for name in reversed(ROOMS):
         inside = [module for module in modules() if room(module) == name]
         below = {room(found) for module in inside for found in imports(modules()[module])} - {name}
         rows = [module.removeprefix("ubar_jax.").removeprefix(f"{name}.") for module in inside]
         lines.append(f"{name:12} {', '.join(row for row in rows if row != name)}")
-        lines.append(f"{'':12} imports {', '.join(sorted(below, key=ROOMS.index)) or 'nothing of ours'}")
+        lines.append(f"{'':12} imports {', '.join(sorted(below, key=ROOMS.index)) or 'no other layer'}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The README's Python is run as it stands."""
+"""Run the README's Python snippets; check that the files it links exist."""
 
 import re
 from pathlib import Path

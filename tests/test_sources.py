@@ -1,4 +1,4 @@
-"""An edited part or graph file is a new run; everything else keeps its digest."""
+"""Editing a part or a graph file changes the digest of its runs, and of no others."""
 
 import dataclasses
 import importlib.util
@@ -109,7 +109,7 @@ def test_an_edited_model_is_a_new_run(tmp_path, monkeypatch):
 
 
 def test_digests_of_runs_without_own_parts_are_those_of_the_first_version():
-    """As in experiments/published: results of earlier versions are found again."""
+    """Digests as in experiments/published: results of earlier versions must still be found."""
     map_run = Config(
         rule="ubar(rho=0.4)",
         attack="ipm",

@@ -1,14 +1,14 @@
-"""Whole decentralized-learning networks under Byzantine attack, as one compiled JAX program.
+"""Decentralized learning under Byzantine attack: a whole network as one compiled JAX program.
 
-Names are imported when they are first used, so that drawing a picture does not load the engine.
+Names are imported on first use, so that drawing a figure does not load the engine.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Before JAX is imported: XLA calls every program that a CPU takes from the cache one made for another
-# machine, in lines of 3,000 characters (openxla/xla issue 44565). What does go wrong is raised as well.
+# Set before JAX is imported. On a CPU, XLA logs 3,000 characters per cached program, which say that it was
+# compiled for another machine, even if it was not (openxla/xla issue 44565). Real errors are still raised.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
@@ -59,6 +59,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ubar_jax' has no attribute {name!r}")
     home = importlib.import_module(f"ubar_jax.{_HOMES[name]}")
-    if not hasattr(home, name):  # a module of a package
+    if not hasattr(home, name):  # a module inside a package
         return importlib.import_module(f"{home.__name__}.{name}")
     return getattr(home, name)

@@ -1,4 +1,4 @@
-"""A run as a frozen set of words and numbers, its canonical form and its digest."""
+"""Config: the settings of one run, their canonical form and digest."""
 
 import dataclasses
 import hashlib
@@ -20,10 +20,10 @@ from ubar_jax.sources import source_of
 
 @dataclass(frozen=True)
 class Config:
-    """One run. Parts are spec strings such as "ubar(rho=0.4)"; `nodes` counts benign ones.
+    """The settings of one run. Parts are spec strings such as "ubar(rho=0.4)"; `nodes` counts benign nodes.
 
-    `rho` and `connection` fill the arguments of those names in the rule and the topology where the
-    spec leaves them open. `alpha` None is the rule's own default.
+    `rho` and `connection` are used where the spec of the rule or the topology does not set the argument of
+    that name. `alpha=None` means the rule's default.
     """
 
     rule: str = "ubar"
@@ -48,32 +48,32 @@ class Config:
 
     @property
     def byzantine(self) -> int:
-        """f, so that f / (nodes + f) is the Byzantine ratio."""
+        """f, the number of Byzantine nodes: f / (nodes + f) is the Byzantine ratio, after rounding f."""
         ratio = self.byzantine_ratio
         return round(self.nodes * ratio / (1 - ratio))
 
     def digest(self) -> str:
-        """The run's identity: a hash of its canonical form and of the user's own code and files in it."""
+        """The run's identity: a hash of its canonical form and of the user code and files that it uses."""
         return resolve(self).digest
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config whose words were looked up, once: what the rest of the package passes on."""
+    """A config with its spec strings parsed, once; the rest of the package passes this on."""
 
     config: Config  # canonical
-    digest: str  # as of when it was resolved: the user's own files may change meanwhile
+    digest: str  # computed when the config was resolved: the user's files may change later
     rule: Spec[RuleTraits]
     attack: Spec[AttackTraits]
     topology: Spec[TopologyTraits]
     sharding: Spec[NoTraits]
     optimizer: Spec[NoTraits]
     schedule: Spec[NoTraits]
-    notices: tuple[str, ...]  # of what was changed
+    notices: tuple[str, ...]  # what was changed
 
 
 def read_text(path: str) -> str:
-    """The contents of a file that a setting names."""
+    """The contents of a file named by a setting."""
     try:
         return Path(path).read_bytes().decode("latin-1")
     except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ SPECS = (
     "sharding",
     "optimizer",
     "schedule",
-)  # parts that always are registered
+)  # parts that are always in a registry
 RANGES = {
     "nodes": Number(2, integer=True),
     "byzantine_ratio": Number(0, 1, open_high=True),
@@ -114,7 +114,7 @@ RANGES = {
 
 
 def canonical(config: Config) -> tuple[Config, list[str]]:
-    """The one form of all configs that mean the same run, and notices of what was changed."""
+    """(canonical form, equal for all configs that mean the same run, notices of what was changed)."""
     resolved = resolve(config)
     return resolved.config, list(resolved.notices)
 
@@ -122,8 +122,8 @@ def canonical(config: Config) -> tuple[Config, list[str]]:
 def resolve(config: Config) -> Resolved:
     """Looks up all parts of a config and brings it into its canonical form.
 
-    Every part is written with all its arguments. An attack without Byzantine nodes is `none`, and
-    `none` has no Byzantine nodes. Raises ConfigError for what cannot work whatever the data.
+    Every part is written with all its arguments. An attack without Byzantine nodes becomes `none`, and
+    `none` has no Byzantine nodes. Raises ConfigError for settings that are invalid for any data.
     """
     notices = []
     values = dataclasses.asdict(config)
@@ -134,7 +134,7 @@ def resolve(config: Config) -> Resolved:
                 f"{name}={shown(value)} is not allowed; {name} is {allowed}{allowed.limits(value)}"
             )
         values[name] = allowed.clean(value)
-    fill = {"rule": "rho", "topology": "connection"}  # arguments that a setting fills where they are open
+    fill = {"rule": "rho", "topology": "connection"}  # settings used where a spec does not set the argument
     specs: dict[str, Spec] = {}
     for name in SPECS:
         given = {key: values[key] for key in [fill.get(name)] if key and values[key] is not None}
@@ -155,7 +155,7 @@ def resolve(config: Config) -> Resolved:
 
 
 def _digest(config: Config, specs: dict[str, Spec]) -> str:
-    """A hash of a canonical config and of the texts of the user's own parts and files in it, if any."""
+    """A hash of a canonical config and of the source text of the user's parts and files in it, if any."""
     texts = [text for name, spec in specs.items() for text in REGISTRIES[name].sources(spec)]
     if ":" in config.model:
         texts.append(source_of(tasks.users_class(config.model)))

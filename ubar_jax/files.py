@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, the user's cache folder, and a disk that is full."""
+"""Atomic file writes, the user's cache folder, and detection of a full disk."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ def cache_dir() -> Path:
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Calls write(file) on a temporary neighbour of `path`, then renames it: whole or not there."""
+    """Write atomically: call write(file) on a temporary file next to `path`, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".part-{path.name}-{os.getpid()}")
     try:
@@ -29,12 +29,12 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a file whole or not at all."""
+    """Write `value` as JSON, atomically."""
     atomic_write(path, lambda f: f.write(f"{json.dumps(value, indent=1)}\n".encode()))
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Whether it, or what it comes from, says that no space is left."""
+    """Whether the error, or one of its causes, reports that no disk space is left."""
     if error is None:
         return False
     reasons = (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,4 @@
-"""How much memory a run needs at least, and refusing one that this machine cannot hold."""
+"""Memory limits of host and device, and a check that refuses runs that exceed them."""
 
 import contextlib
 import os
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from ubar_jax.registry import ConfigError
 
-COPIES = 4  # of all nodes' models that every round holds at once; measured: 5 to 6
-EDGE = 140  # bytes of an edge in networkx, measured
+COPIES = 4  # of all nodes' models held at once in a round, a lower bound; measured: 5 to 6
+EDGE = 140  # bytes per edge in networkx, measured
 
 
 def host_memory() -> int:
     """Bytes that this process may use on the host."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # no such limit, or the word "max"
+    with contextlib.suppress(OSError, ValueError):  # no limit, or the word "max"
         limit = min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return limit
 
 
 def device_memory() -> int:
-    """Bytes of the device that runs take place on."""
+    """Bytes of memory of the device that runs use."""
     import jax
 
     device = jax.devices()[0]
@@ -27,10 +27,10 @@ def device_memory() -> int:
 
 
 def check_fits(what: str, parts: dict[str, float], limit: int, advice: str) -> None:
-    """Refuses what needs more than `limit` bytes; `parts` says for what it needs how many."""
+    """Raise ConfigError if `parts`, {purpose: bytes}, sum to more than `limit` bytes."""
     if (total := sum(parts.values())) <= limit:
         return
     shares = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in parts.items() if size >= total / 100)
     raise ConfigError(
-        f"{what} needs at least {int(total):,} bytes of memory ({shares}), and there are {limit:,}; {advice}"
+        f"{what} needs at least {int(total):,} bytes of memory ({shares}), the limit is {limit:,}; {advice}"
     )

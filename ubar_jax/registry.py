@@ -1,4 +1,4 @@
-"""Named parts with checked arguments: `ubar(rho=0.4)` is a part of a registry and its arguments."""
+"""Registries of named parts with checked arguments, written as specs such as `ubar(rho=0.4)`."""
 
 import ast
 import difflib
@@ -16,18 +16,18 @@ Traits = TypeVar("Traits")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_INTEGER = 2**31 - 1
-SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # of the positive normal numbers of float32
+SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # positive normal float32
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work; the message says what is wrong, allowed, and to be done."""
+    """An invalid setting; the message says what is wrong, what is allowed and how to fix it."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """The range of an argument, written as its annotation; words are further allowed values.
+    """The range of an argument, given in its annotation; `words` are additional allowed values.
 
-    Integers must also fit into int32, other numbers into float32 without underflow.
+    Integers must also fit into int32, other numbers into float32 without overflow or underflow.
     """
 
     low: float = float("-inf")
@@ -49,7 +49,7 @@ class Number:
         return " or ".join([text, *map(repr, self.words)])
 
     def limits(self, value: Any) -> str:
-        """The limits of the number format, where it is those that `value` breaks."""
+        """The limits of the number format as a message suffix, or "" if `value` is within them."""
         if (
             isinstance(value, bool)
             or not isinstance(value, numbers.Real)
@@ -79,7 +79,7 @@ class Number:
         return above and below
 
     def clean(self, value: Any) -> Any:
-        """Plain int or float: 1, 1.0 and NumPy's 1.0 are one setting."""
+        """Convert to plain int or float, so that 1, 1.0 and np.float32(1) are the same setting."""
         if not isinstance(value, numbers.Real):
             return value
         kind: type = int if self.integer else float
@@ -88,7 +88,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """An argument that is one of a few words or literals."""
+    """The allowed words or literals of an argument."""
 
     options: tuple[Any, ...]
 
@@ -107,11 +107,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a part, as the user gives it."""
+    """One argument of a part that the user may give."""
 
     name: str
-    default: Any  # inspect.Parameter.empty if it must be given
-    allowed: Number | Choice | None  # its range, where it has one
+    default: Any  # inspect.Parameter.empty if required
+    allowed: Number | Choice | None  # allowed values, None if unrestricted
     is_text: bool
 
     @classmethod
@@ -128,12 +128,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class NoTraits:
-    """Of parts of which the simulator needs to know nothing but the function."""
+    """For kinds of parts without traits."""
 
 
 @dataclass(frozen=True)
 class Part(Generic[Traits]):
-    """One registered function with its arguments and what the simulator needs to know of it."""
+    """A registered function with its arguments and its traits (what the simulator must know about it)."""
 
     name: str
     function: Callable
@@ -150,7 +150,7 @@ class Part(Generic[Traits]):
 
     @functools.cached_property
     def source(self) -> str:
-        """The text of a user's part and of what it uses; taken once, as the file may be edited meanwhile."""
+        """Source text of a user's part and of what it uses; read once because the file may change later."""
         return source_of(self.function, *filter(callable, vars(self.traits).values()))
 
     def signature(self) -> str:
@@ -159,7 +159,7 @@ class Part(Generic[Traits]):
 
 @dataclass(frozen=True)
 class Spec(Generic[Traits]):
-    """A part and the arguments it was asked for with, all of them, defaults included."""
+    """A part with values for all its arguments, including defaults."""
 
     part: Part[Traits]
     arguments: tuple[tuple[str, Any], ...]
@@ -176,7 +176,7 @@ class Spec(Generic[Traits]):
         return hash(str(self))
 
     def of(self, function: Callable) -> dict[str, Any]:
-        """Those arguments that `function` takes (a part may share its arguments with a helper)."""
+        """The arguments that `function` takes (a part may share its arguments with a helper)."""
         return {k: v for k, v in self.arguments if k in inspect.signature(function).parameters}
 
     def __call__(self, *args: Any, **traced: Any) -> Any:
@@ -185,11 +185,11 @@ class Spec(Generic[Traits]):
 
 @dataclass
 class Registry(Generic[Traits]):
-    """Parts of one kind by name. `helpers` names traits whose arguments the part shares."""
+    """Parts of one kind by name. A part also takes the arguments of its traits named in `helpers`."""
 
     kind: str
-    given: int  # how many leading positional parameters the simulator itself passes
-    traits: Callable[..., Traits]  # the frozen dataclass of what the simulator needs to know, with defaults
+    given: int  # number of leading positional parameters that the simulator passes
+    traits: Callable[..., Traits]  # the frozen dataclass of the traits, with defaults
     helpers: tuple[str, ...] = ()
     parts: dict[str, Part[Traits]] = field(default_factory=dict)
 
@@ -215,7 +215,7 @@ class Registry(Generic[Traits]):
         parameters = {
             p.name: Argument.of(p)
             for p in list(_signature(function).parameters.values())[self.given :]
-            if p.kind is p.POSITIONAL_OR_KEYWORD  # keyword-only ones are not the user's to give
+            if p.kind is p.POSITIONAL_OR_KEYWORD  # users cannot give keyword-only parameters
         }
         for helper in filter(None, (getattr(traits, name) for name in self.helpers)):
             shared = map(Argument.of, _signature(helper).parameters.values())
@@ -236,15 +236,15 @@ class Registry(Generic[Traits]):
         return self.parts[name]
 
     def parse(self, text: str, fill: dict[str, Any] | None = None) -> Spec[Traits]:
-        """'name(key=value)' -> Spec; `fill` gives values for arguments that the text leaves open."""
+        """'name(key=value)' -> Spec; `fill` gives values for arguments missing from the text."""
         name, positional, keywords = split_spec(text, self.kind)
         part = self.get(name)
         if len(positional) > len(part.parameters):
-            raise ConfigError(f"{text!r} gives too many arguments; it is {part.signature()}")
+            raise ConfigError(f"{text!r} gives too many arguments; usage: {part.signature()}")
         given = dict(zip(part.parameters, positional, strict=False))
         for key, value in keywords.items():
             if key not in part.parameters:
-                usage = f"it is {part.signature()}" if part.parameters else "it takes none"
+                usage = f"usage: {part.signature()}" if part.parameters else "it takes no arguments"
                 raise ConfigError(
                     f"{self.kind} {name!r} has no argument {key!r}{nearest(key, part.parameters)}; {usage}"
                 )
@@ -255,7 +255,7 @@ class Registry(Generic[Traits]):
         for key, parameter in part.parameters.items():
             value = given.get(key, (fill or {}).get(key, parameter.default))
             if value is inspect.Parameter.empty:
-                raise ConfigError(f"{self.kind} {name!r} needs {key}=; it is {part.signature()}")
+                raise ConfigError(f"{self.kind} {name!r} needs {key}=; usage: {part.signature()}")
             if allowed := parameter.allowed:
                 if not allowed.accepts(value):
                     raise ConfigError(
@@ -272,13 +272,13 @@ class Registry(Generic[Traits]):
         return Spec(part, tuple(arguments))
 
     def sources(self, spec: Spec[Traits]) -> list[str]:
-        """The texts of the user's own parts in a spec: the part, and parts named in its arguments."""
+        """Source texts of the user-defined parts in a spec: the part and parts named in its arguments."""
         inner = [v for _, v in spec.arguments if isinstance(v, str) and v.split("(")[0] in self.parts]
         own = [] if spec.part.built_in else [spec.part.source]
         return own + [text for value in inner for text in self.sources(self.parse(value))]
 
     def listing(self) -> str:
-        """Every part with its arguments, defaults, description and ranges."""
+        """All parts with their arguments, defaults, descriptions and ranges, as text."""
         lines = []
         for part in self.parts.values():
             lines.append(f"  {part.signature()}")
@@ -292,10 +292,10 @@ class Registry(Generic[Traits]):
 
 
 def _signature(function: Callable) -> inspect.Signature:
-    """With annotations as objects, also where the module postpones them."""
+    """The signature with evaluated annotations, also if the module postpones their evaluation."""
     try:
         return inspect.signature(function, eval_str=True)
-    except NameError:  # of a name for type checkers alone
+    except NameError:  # an annotation imported only under TYPE_CHECKING
         return inspect.signature(function)
 
 
@@ -329,10 +329,10 @@ def split_spec(text: str, kind: str = "spec") -> tuple[str, list[Any], dict[str,
 
 
 def shown(value: Any) -> str:
-    """A value as a message quotes it: no longer than a line."""
+    """repr of a value for error messages, cut to 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # integer too long for repr
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 

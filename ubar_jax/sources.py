@@ -1,4 +1,4 @@
-"""The source text of a user's own parts, so that an edited part is a new run."""
+"""Source text of user-defined parts, so that editing a part makes it a new run."""
 
 import functools
 import inspect
@@ -11,10 +11,10 @@ CONSTANTS = (bool, int, float, complex, str, bytes, tuple, list, dict, set, froz
 
 
 def source_of(*things: Any) -> str:
-    """The text of functions and classes, and of all that they use of the modules that define them.
+    """Source text of functions and classes, and of everything they use from their own modules.
 
-    Of what a function refers to by a global name or keeps in a closure, functions and classes of the same
-    module count by their text, plain values by theirs, and everything else (imported packages) not at all.
+    Globals and closure variables are followed: functions and classes of the same module contribute their
+    source, plain values their repr. Everything else (imported packages) is ignored.
     """
     texts: dict[int, str] = {}
     for thing in things:
@@ -49,7 +49,7 @@ def _collect(thing: Any, texts: dict[int, str], home: str | None = None) -> None
 def _text(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # typed into an interpreter
+    except (OSError, TypeError):  # defined in an interpreter: no source file
         code = getattr(thing, "__code__", None)
         return f"{thing.__qualname__} {code and (code.co_code, code.co_names)}"
 
@@ -59,6 +59,6 @@ def _methods(thing: type) -> list[FunctionType]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The global names in a function and in the functions inside it."""
+    """The global names used by a function and its nested functions."""
     inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
     return sorted({*code.co_names, *inner})

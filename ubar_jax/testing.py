@@ -1,10 +1,10 @@
-"""Contracts that every rule and attack keeps; run them on your own with check_rule and check_attack.
+"""Contract checks for rules and attacks; call check_rule and check_attack on your own parts.
 
     from ubar_jax.testing import check_rule
     check_rule("my_rule(strength=2)", reference=my_numpy_rule)
 
-A reference sees one node at a time, as plain NumPy in float64: `reference(node, **arguments)` with the
-fields of `Node`, returning (vector [d], accepted message numbers or None).
+A reference handles one node at a time, in NumPy and float64: `reference(node, **arguments)` takes a `Node`
+and returns (vector [d], indices of the accepted messages or None).
 """
 
 import functools
@@ -24,11 +24,11 @@ from ubar_jax.parts.byzantine import attacks, tailored_since
 from ubar_jax.registry import Spec
 from ubar_jax.types import Graph, Inbox, Leaf, View
 
-SLOTS = 16  # all cases have the same padded shapes, so that a contract compiles a rule once
+SLOTS = 16  # all cases have the same padded shapes, so that a check compiles a rule once
 
 
 class Case(NamedTuple):
-    """A random network with models, messages and, as losses, distances to a target per receiver."""
+    """A random network with models and messages; losses are distances to one target per receiver."""
 
     own: np.ndarray  # [r, d]
     sent: np.ndarray  # [n, d]
@@ -51,9 +51,9 @@ class Node(NamedTuple):
 def random_case(
     seed: int, benign: int = 9, byzantine: int = 5, d: int = 13, least: int = 1, connected: bool = False
 ) -> Case:
-    """A random irregular graph (degrees from `least`), models around a common point.
+    """A random irregular graph with degrees >= `least`, and models around a common point.
 
-    `connected` links the benign nodes in a chain, as every real network's are somehow linked.
+    `connected` links the benign nodes in a chain: in a real run they are always connected.
     """
     rng = np.random.default_rng(seed)
     n = benign + byzantine
@@ -77,7 +77,7 @@ def random_case(
 
 
 def counts_of(rule: Spec, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """([r] degree, [r] true Byzantine neighbours, [r] the rule's count) of a case."""
+    """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count) of a case."""
     return count_neighbours(rule, case.graph, len(case.own), case.benign)
 
 
@@ -102,7 +102,7 @@ def inbox_of(own, sent, graph: Graph, targets, count) -> Inbox:
 
 
 def make_runner(rule: Spec) -> tuple[Callable, list]:
-    """`run(case, count) -> (mixed, info)`, jitted, and a list that grows with every trace."""
+    """`run(case, count) -> (mixed, info)`, jitted, and a list that gets one entry per trace."""
     traces: list[None] = []
 
     def run(own, sent, graph, targets, count):
@@ -120,7 +120,7 @@ def make_runner(rule: Spec) -> tuple[Callable, list]:
 
 
 def by_reference(rule: Spec, reference: Callable, case: Case) -> tuple[np.ndarray, list]:
-    """The reference at every receiver, bad messages dropped first: ([r, d], accepted ids or None)."""
+    """([r, d], accepted ids or None): the reference at every receiver, after dropping bad messages."""
     degree, byzantine, _ = counts_of(rule, case)
     mixed: list[np.ndarray] = []
     accepted: list[list[int] | None] = []
@@ -149,10 +149,10 @@ def by_reference(rule: Spec, reference: Callable, case: Case) -> tuple[np.ndarra
 def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, relabel: bool = True) -> None:
     """Asserts the contract of a registered rule.
 
-    It equals its reference on random irregular graphs, ignores what stands in masked slots, returns v
-    if all hold and send v, stays finite under bad messages if it defends, is the same jitted and not,
-    compiles once, and does not depend on the nodes' numbers (`relabel`; False for rules whose scores
-    tie by construction, where the smallest sender id decides).
+    It equals its reference on random irregular graphs; ignores the contents of masked slots; returns v if
+    all nodes hold and send v; stays finite under bad messages if it defends; gives the same result jitted
+    and eager; compiles once; and does not depend on the numbering of the nodes (`relabel`; pass False for
+    rules whose scores tie by construction: ties go to the smallest sender id).
     """
     rule = rules.parse(spec)
     run, traces = make_runner(rule)
@@ -173,7 +173,7 @@ def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, r
         same = case.own[:1]
         alike = case._replace(own=np.repeat(same, len(case.own), 0), sent=np.repeat(same, len(case.sent), 0))
         v, _ = run(alike, count)
-        np.testing.assert_allclose(v, alike.own, err_msg=f"{spec}: all send v, not v", **close)
+        np.testing.assert_allclose(v, alike.own, err_msg=f"{spec}: all send v, result is not v", **close)
 
         if rule.traits.defends:
             bad = case.sent.copy()
@@ -187,7 +187,7 @@ def check_rule(spec: str, reference: Callable | None = None, graphs: int = 20, r
                 _compare(rule, reference, poisoned, mixed, info, close)
             bad[case.benign :] = 0.9 * np.sqrt(np.finfo(np.float32).max / bad.shape[1])
             mixed, _ = run(case._replace(sent=bad), count)
-            assert np.isfinite(mixed).all(), f"{spec}: overflows under a message that just does not"
+            assert np.isfinite(mixed).all(), f"{spec}: overflows on a large but valid message"
     if relabel:
         case = random_case(graphs, least=7)
         _check_relabelling(rule, case, run, close)
@@ -203,14 +203,14 @@ def _compare(rule, reference, case, mixed, info, close):
     if "selected" in info:
         for i, ids in enumerate(accepted):
             got = sorted(case.graph.neighbours[i][info["selected"][i] & case.graph.mask[i]])
-            assert got == ids, f"{rule}: node {i} accepted {got}, its reference {ids}"
+            assert got == ids, f"{rule}: node {i} accepted {got}, its reference accepted {ids}"
 
 
 def _check_relabelling(rule, case, run, close):
     rng = np.random.default_rng(0)
     n, benign = len(case.sent), case.benign
     new = np.concatenate([rng.permutation(benign), benign + rng.permutation(n - benign)])
-    old = np.argsort(new)  # node old[i] is called i
+    old = np.argsort(new)  # node old[i] gets number i
     neighbours, mask = np.zeros_like(case.graph.neighbours), np.zeros_like(case.graph.mask)
     for i in range(n):
         ids = np.sort(new[case.graph.neighbours[old[i]][case.graph.mask[old[i]]]])
@@ -224,12 +224,12 @@ def _check_relabelling(rule, case, run, close):
     )
     before, _ = run(case, counts_of(rule, case)[2])
     after, _ = run(moved, counts_of(rule, moved)[2])
-    message = f"{rule}: depends on the nodes' numbers"
+    message = f"{rule}: depends on the numbering of the nodes"
     np.testing.assert_allclose(after, before[old[:benign]], err_msg=message, **close)
 
 
 class Scene(NamedTuple):
-    """The arrays of what an attacker sees, all of them traced."""
+    """The arrays that an attacker sees, all of them traced."""
 
     own: Leaf  # [n, d], or [n_b, d] if Byzantine nodes do not train
     update: Leaf
@@ -240,7 +240,7 @@ class Scene(NamedTuple):
 
 
 def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, int]:
-    """A random scene with its numbers of benign and Byzantine nodes; `deployed` is the rule."""
+    """(a random scene, number of benign nodes, number of Byzantine nodes); `deployed` is the rule."""
     case = random_case(seed, least=2, connected=True)
     trains = attack.traits.trains
     own = case.sent if trains else case.sent[: case.benign]
@@ -250,14 +250,14 @@ def random_scene(seed: int, attack: Spec, deployed: Spec) -> tuple[Scene, int, i
     return scene, case.benign, len(case.sent) - case.benign
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # a plain search calls it hundreds of times
+@functools.partial(jax.jit, static_argnums=(0, 1))  # a search by an attack calls it hundreds of times
 def _mix(deployed: Spec, benign: int, scene: Scene, sent: Array) -> tuple[Array, dict[str, Array]]:
     inbox = inbox_of(scene.own[:benign], sent, scene.graph, scene.targets, scene.count)
     return aggregate(deployed, inbox)
 
 
 def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
-    """The scene as an attack is given it."""
+    """The View of a scene, as an attack gets it."""
     scene = jax.tree.map(jnp.asarray, scene)
     mix = functools.partial(_mix, deployed, benign, scene)
     return View(
@@ -266,7 +266,7 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
         graph=without_lost(scene.graph, scene.own[:benign], deployed),
         benign=benign,
         byzantine=byzantine,
-        benign_slots=benign,  # of any graph, so that an attack is compiled once
+        benign_slots=benign,  # large enough for any graph, so that an attack is compiled once
         t=scene.t,
         deployed=mix,
     )
@@ -275,9 +275,9 @@ def view_of(scene: Scene, benign: int, byzantine: int, deployed: Spec) -> View:
 def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10) -> None:
     """Asserts the contract of a registered attack.
 
-    One vector per Byzantine node (a tailored attack: per benign node); equal to `reference(key, view,
-    **arguments)`, which sees the same View; the same for the same key, jitted and not (but for the deployed
-    rule); compiled once for all strengths.
+    It returns one vector per Byzantine node (a tailored attack: per benign node); equals `reference(key,
+    view, **arguments)`, which gets the same View; gives the same result for the same key, jitted and eager
+    (the deployed rule is always jitted); and compiles once for all strengths.
     """
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
     strengths = {k: v for k, v in attack.arguments if isinstance(v, float)}
@@ -305,7 +305,7 @@ def check_attack(spec: str, reference: Callable | None = None, graphs: int = 10)
         rows = byzantine if tailored_since(attack) is None else byzantine * traits.trains + benign
         expected = (rows, scene.own.shape[1])
         assert first.shape == expected, f"{spec}: sends {first.shape}, not {expected}"
-        np.testing.assert_array_equal(first, again, err_msg=f"{spec}: not decided by its key")
+        np.testing.assert_array_equal(first, again, err_msg=f"{spec}: two calls with the same key differ")
         if reference is not None:
             view = view_of(scene, benign, byzantine, deployed)
             expected = reference(key, view, **{**dict(attack.arguments), **numbers})

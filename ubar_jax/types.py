@@ -1,9 +1,9 @@
-"""The nouns of the simulator, and the letters their shapes are written in.
+"""The shared types, and the letters that denote their dimensions.
 
 n nodes, n_b of them benign (rows [0, n_b)) and f Byzantine (rows [n_b, n)); K neighbour slots
-(the largest degree, padded); d parameters of one model; b batch; m message rows; r receivers that
-run the rule (n_b, or n where the attack needs Byzantine nodes that follow the protocol); P pairs of
-a receiver and a message that it evaluates on its own batch.
+(the largest degree, padded); d parameters per model; b examples per batch; m message rows; r receivers
+that run the rule (n_b, or n if the attack needs Byzantine nodes that follow the protocol); P
+(receiver, message) pairs for which the receiver computes the message's loss on its own batch.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Leaf = Any  # jax.Array on the device, np.ndarray on the host, ShapeDtypeStruct 
 
 
 class Graph(NamedTuple):
-    """Who hears whom. Slots are sorted by sender id, so the first slot wins a tie."""
+    """The neighbours of every node. Slots are sorted by sender id, so the first slot wins a tie."""
 
     neighbours: Leaf  # [n, K] int32: sender ids; padding repeats id 0
     mask: Leaf  # [n, K] bool: which slots are real
@@ -31,8 +31,8 @@ class Data(NamedTuple):
 
     x: Leaf  # [N, H, W, C] uint8
     y: Leaf  # [N] int32
-    shards: Leaf  # [n, s] int32: the examples of every node
-    mean: Leaf  # [C] float32: of the training set, on the scale of x
+    shards: Leaf  # [n, s] int32: example indices per node
+    mean: Leaf  # [C] float32: per channel of the training set, in units of x
     std: Leaf  # [C] float32
 
 
@@ -45,77 +45,77 @@ class Task(NamedTuple):
 
 
 class RoundState(NamedTuple):
-    """What the next round needs. Rows are the r nodes that train."""
+    """State carried from round to round. Rows are the r nodes that train."""
 
     params: Any  # leaves [r, ...]
     opt_state: Any  # leaves [r, ...]
-    t: Leaf  # [] int32: finished rounds
-    key: Leaf  # [] key: the run's; a round folds t into it
+    t: Leaf  # [] int32: number of finished rounds
+    key: Leaf  # [] key: the run's PRNG key; each round folds t into it
 
 
 class Knobs(NamedTuple):
-    """Numbers that may differ between runs of one compiled program."""
+    """Values that may differ between runs of one compiled program."""
 
     learning_rate: Leaf  # []
     alpha: Leaf  # [r]: weight of a node's own model in the update
-    count: Leaf  # [r] int32: the rule's per-node count (see `rules`), 0 where it has none
+    count: Leaf  # [r] int32: the rule's per-node count (see `aggregation.base`), 0 if it has none
     rounds_per_epoch: Leaf  # [] int32
     attack: dict[str, Leaf]  # {name: []}: the attack's real-valued arguments
 
 
 class Inbox(NamedTuple):
-    """All that a rule may look at: what the receivers hold and what they were sent."""
+    """Everything a rule may use: the receivers' own models and the messages sent to them."""
 
     own: Array  # [r, d]
-    sent: Array  # [m, d]: every message of the round once
-    rows: Array  # [r, K] int32: the row of `sent` that a slot reads
-    graph: Graph  # [r, K]: the receivers' slots; a dropped message has its mask off
-    degree: Array  # [r] int32: |N_i|, dropped messages included
+    sent: Array  # [m, d]: each message of the round, stored once
+    rows: Array  # [r, K] int32: the row of `sent` that each slot reads
+    graph: Graph  # [r, K]: the receivers' slots; dropped messages are masked out
+    degree: Array  # [r] int32: |N_i|, including dropped messages
     count: Array  # type: ignore[assignment]  # [r] int32: the rule's per-node count
     t: Array  # [] int32
-    own_loss: Array  # [r]: loss of `own` on the receiver's batch of this round
+    own_loss: Array  # [r]: loss of `own` on the receiver's batch in this round
     loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's batch;
-    # a receiver r stands for none, and any number may come back
-    pairs: int  # P: how many losses the rule may ask for (static)
+    # index r is padding; its result is unspecified
+    pairs: int  # P: maximum number of losses the rule may request (static)
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """All that an omniscient attacker may look at."""
+    """Everything an omniscient attacker may use."""
 
-    own: Array  # [n, d] (or [n_b, d] where the attack does not train): models at the round's start
-    update: Array  # like own: the step each node is about to add, -lambda * direction
-    graph: Graph  # [n, K], without benign nodes whose model is lost (round.without_lost)
+    own: Array  # [n, d] ([n_b, d] if the attack does not train): models at the start of the round
+    update: Array  # like own: the update each node is about to add, -lambda * direction
+    graph: Graph  # [n, K], without benign nodes whose model is unusable (round.without_lost)
     benign: int  # n_b (static)
     byzantine: int  # f (static)
-    benign_slots: int  # H: all benign neighbours of any node are in its first H slots (static)
+    benign_slots: int  # H: every node's benign neighbours are in its first H slots (static)
     t: Array  # [] int32
-    deployed: Callable[[Array], tuple]  # messages [n, d], the honest ones as they are -> what the rule makes
-    # of them, (mixed, info)
+    deployed: Callable[[Array], tuple]  # messages [n, d], honest rows unchanged -> (mixed, info), the output
+    # of the deployed rule
 
 
 class Metrics(NamedTuple):
-    """What a person looks at after every round."""
+    """Measurements of one round."""
 
     loss: Array  # []: mean training loss of the benign nodes, before the step
-    finite: Array  # [n_b] bool: is the model after the step finite
-    byzantine_candidates: Array  # []: Byzantine share of the edges kept by stage 1, NaN without one
-    byzantine_selected: Array  # []: Byzantine share of the accepted edges, NaN if none are selected
+    finite: Array  # [n_b] bool: whether the model is finite after the step
+    byzantine_candidates: Array  # []: Byzantine share of the edges kept by stage 1, NaN without a stage 1
+    byzantine_selected: Array  # []: Byzantine share of the accepted edges, NaN if there are none
     accepted: Array  # [n_b, K] bool: accepted edges (all False for coordinate-wise rules)
-    scalars: dict[str, Array]  # {name: []}: the scalars of the rule's info
+    scalars: dict[str, Array]  # {name: []}: scalars from the rule's info
 
 
 class Result(NamedTuple):
-    """What a run gives."""
+    """The result of a run."""
 
     config: "Config"  # canonical
     digest: str
     notices: list[str]
-    curves: dict[str, np.ndarray]  # over evaluations: round [E], accuracy and loss [E, n_b], worst, mean,
-    # std, consensus, seconds [E]; over rounds: train_loss, byzantine_candidates, byzantine_selected [T]
-    final: dict[str, np.ndarray]  # accuracy and loss of every benign node [n_b], on the whole test set
-    accepted: np.ndarray  # [n_b, n] how many rounds the receiver accepted the sender
+    curves: dict[str, np.ndarray]  # per evaluation: round [E], accuracy and loss [E, n_b], worst, mean,
+    # std, consensus, seconds [E]; per round: train_loss, byzantine_candidates, byzantine_selected [T]
+    final: dict[str, np.ndarray]  # [n_b] accuracy and loss per benign node on the whole test set
+    accepted: np.ndarray  # [n_b, n] number of rounds in which the receiver accepted the sender
     diverged: tuple[int, int] | None  # first (round, node) whose model is not finite
     rounds_per_epoch: int
     state: RoundState
-    seconds: dict[str, float]  # setup, compilation, rounds, evaluation; its share of what ran together
+    seconds: dict[str, float]  # setup, compilation, rounds, evaluation; this run's share of shared work

@@ -1,8 +1,8 @@
-"""The models of twelve runs, bit for bit, as they were when the hashes were taken.
+"""The final models of twelve runs equal recorded hashes, bit for bit.
 
-Bits depend on XLA's version and the processor, so the hashes are compared only where both are the same:
-elsewhere the test is skipped. A change that is meant to change numbers takes new ones: `python
-tests/engine/test_bits.py`, with the largest differences in the commit's message.
+Bits depend on XLA's version and the processor; the test is skipped unless hashes were recorded for both.
+After an intended change of the numbers, record new hashes with `python tests/engine/test_bits.py` and give
+the largest differences in the commit message.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def models_of(rule: str) -> str:
 def test_models_have_the_same_bits(rule):
     known = json.loads(HASHES.read_text())
     if machine() not in known:
-        pytest.skip(f"no hashes for {machine()}; there are some for {', '.join(known)}")
+        pytest.skip(f"no hashes recorded for {machine()}, only for {', '.join(known)}")
     assert models_of(rule) == known[machine()][rule]
 
 

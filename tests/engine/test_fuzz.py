@@ -1,4 +1,4 @@
-"""Random valid settings over all registries: nothing fails, and what must hold of every run holds."""
+"""Random valid settings over all registries: no run fails, and the invariants of every run hold."""
 
 import dataclasses
 import os
@@ -14,11 +14,11 @@ from ubar_jax.parts.aggregation import rules
 from ubar_jax.registry import Choice
 
 NODES, ROUNDS = 6, 3
-SMALL = {"examples": 240, "size": 3, "classes": 3}  # so that a run is little but its compilation
+SMALL = {"examples": 240, "size": 3, "classes": 3}  # so that compilation dominates the cost of a run
 
 
 def random_value(draw: random.Random, allowed):
-    """A value that an argument of this annotation may have, near the lower end of its range."""
+    """A valid value for an argument with this annotation, near the lower end of its range."""
     if isinstance(allowed, Choice):
         return draw.choice(allowed.options)
     if allowed.words and draw.random() < 0.3:
@@ -31,7 +31,7 @@ def random_value(draw: random.Random, allowed):
 
 
 def random_spec(draw: random.Random, kind: str, names=None) -> str:
-    """A part of a kind with some of its arguments."""
+    """A random part of a kind, with some of its arguments set."""
     registry = REGISTRIES[kind]
     part = registry.get(draw.choice(sorted(names or registry.parts)))
     given = {}
@@ -53,7 +53,7 @@ def random_config(draw: random.Random) -> Config:
         "topology": set(REGISTRIES["topology"].parts) - {"file"},
     }
     specs = {kind: random_spec(draw, kind, fixed.get(kind)) for kind in REGISTRIES}
-    if draw.random() < 0.9:  # small ones: the others are there for the messages
+    if draw.random() < 0.9:  # mostly small values; the others test the error messages
         specs["model"] = f"mlp(hidden={draw.randint(1, 4)})"
     return Config(
         **specs,

@@ -1,4 +1,4 @@
-"""The whole round against a NumPy loop over nodes, and its invariants."""
+"""A whole round equals a NumPy loop over nodes; invariants of the round."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.medium
 
 
 def mlp_loss_and_gradient(x, images, labels, sizes):
-    """Loss of a one-hidden-layer ReLU network and its gradient, by hand; x [d] in ravelled order."""
+    """Loss and gradient of a one-hidden-layer ReLU network, by hand; x [d] in ravelled order."""
     inputs, hidden, classes = sizes
     parts = np.split(x, np.cumsum([hidden, inputs * hidden, classes]))
     b1, w1, b2, w2 = parts[0], parts[1].reshape(inputs, hidden), parts[2], parts[3].reshape(hidden, -1)
@@ -103,14 +103,14 @@ def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
     expected = numpy_network(experiment, state, 20)
     result = simulate(config)
     got = np.asarray(ravel(result.state.params)[0])
-    assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 1  # it did move
+    assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 1  # the models did change
     error = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert error.max() < 1e-4, error
 
 
 @pytest.mark.parametrize("rule", ["ubar", "ubar_loss", "dkrum"])
 def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
-    """`view.deployed` evaluates honest messages once; the round does it all again, with the same result."""
+    """`view.deployed` reuses the losses of honest messages; the round recomputes them: same result."""
     expected = []
 
     @attacks.register
@@ -141,7 +141,7 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
 
 
 def test_average_on_a_complete_graph_is_centralised_sgd():
-    """From a common model the mean model takes the step of all batches taken together."""
+    """From a common model, the mean model takes the SGD step of all batches combined."""
     config = Config(
         rule="average",
         topology="complete",
@@ -191,7 +191,7 @@ def test_batches_pass_over_every_share_once_an_epoch():
 
 @pytest.mark.parametrize("rule", rules.parts)
 def test_products_of_models_use_the_highest_precision(rule):
-    """A GPU's default (TF32) ruins distances: read the precision from the program itself."""
+    """A GPU's default (TF32) ruins distances, so the precision is read from the lowered program."""
     spec = rules.parse(rule)
     case = random_case(0, d=101)
     count = counts_of(spec, case)[2]
@@ -203,4 +203,4 @@ def test_products_of_models_use_the_highest_precision(rule):
     products = text.count("dot_general[")
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
     if rule == "ubar":
-        assert products > 2  # norms and distances, and the mean of the accepted
+        assert products > 2  # norms, distances, and the mean of the accepted messages

@@ -28,7 +28,7 @@ BASE = Config(attack="gaussian", byzantine_ratio=0.3, batch_size=16, rounds=6, e
 
 @pytest.mark.medium
 def test_one_compilation_serves_seeds_rates_and_strengths():
-    """Where the padded sizes are equal, that is: on a complete graph they always are."""
+    """Programs are shared if the padded sizes are equal; on a complete graph they always are."""
     base = dataclasses.replace(BASE, topology="complete")
     program = prepare(base).program
     compiled_chunk.cache_clear()
@@ -58,7 +58,7 @@ def test_a_chunk_is_one_program_without_callbacks():
 @pytest.mark.medium
 @pytest.mark.parametrize("keeps", [False, True])
 def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
-    """Six rounds, two a chunk. A checkpoint wants the models that the next chunk would overwrite."""
+    """Six rounds, two per chunk. A checkpoint needs the models, which the next chunk overwrites."""
     events, experiment = [], prepare(BASE)
 
     def noted(name, function):
@@ -102,7 +102,7 @@ def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
 
 @pytest.mark.parametrize("size", [1, 499, 501, 750, 1001])
 def test_evaluation_of_any_number_of_examples(size):
-    """A forward pass takes at most 500; the last one may be padded."""
+    """A forward pass takes at most 500 examples; the last one may be padded."""
     shape, rng = (3, 3, 1), np.random.default_rng(size)
     task = make_task("mlp(hidden=2)", shape, 4)
     x, y = rng.integers(0, 256, (size, *shape), np.uint8), rng.integers(0, 4, size).astype(np.int32)
@@ -142,7 +142,7 @@ def test_a_long_compilation_is_announced(monkeypatch, capsys):
     simulate(BASE)
     assert capsys.readouterr().err == "compiling ubar under gaussian for 10 + 4 nodes ...\n"
     monkeypatch.undo()
-    simulate(BASE)  # compiled in this process already
+    simulate(BASE)  # already compiled in this process
     assert capsys.readouterr().err == ""
 
 

@@ -1,4 +1,4 @@
-"""The serial torch simulator that ubar_jax is measured against computes the same rounds."""
+"""The serial torch simulator computes the same rounds as ubar_jax; the benchmark's timing and tables."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def scene(request):
 
 
 def in_our_layout(scene, vectors):
-    """[n, d] torch's vectors, their parameters where ours stand."""
+    """[n, d] torch's vectors, with their parameters in our order."""
     ours = np.empty(scene.own.shape, np.float32)
     ours[:, scenes.torch_layout(scene)] = vectors
     return ours
@@ -74,7 +74,7 @@ def test_torch_model_has_our_parameters_and_our_output(scene):
 
 
 def test_measured_rounds_and_training_are_the_same_computation(scene):
-    """Losses and new models of the simulator's round and of the loop's; the gradients are in between."""
+    """Compares losses and new models, and so the gradients, of the simulator's round and the loop's."""
     for rule in ("average", "ubar") if scene.model == "mlp" else ("ubar",):
         state, _ = measure.ready(*scenes.whole_round(scene, rule))()
         losses, vectors = scenes.in_torch(scene, scenes.ROUND + rule, serial)()
@@ -96,7 +96,7 @@ def test_operations_are_counted_as_torch_counts_them(scene):
 
 
 def test_a_measured_aggregation_is_the_same_computation():
-    """With real losses, ours and the loop's."""
+    """Ours and the loop's, with real losses."""
     scene = scenes.make_scene("mlp", benign=8, batch=16)
     for name in serial.RULES:
         ours = measure.ready(*scenes.one_aggregation(scene, name))()
@@ -107,7 +107,7 @@ def test_a_measured_aggregation_is_the_same_computation():
 
 
 def test_work_is_done_in_turns_until_the_budget_is_spent():
-    """The first call is not counted where there is another; the median of the rest is."""
+    """The first call is a warm-up; the median of the others is reported."""
     order, now = [], [0.0]
 
     def work(name, times):
@@ -146,7 +146,7 @@ def test_a_row_shows_ratio_target_and_shares():
 
 
 def test_shares_are_of_what_was_measured(monkeypatch, capsys):
-    """A machine of 1 GFLOP/s and 1 GB/s, seconds that are given: the shares can be worked out by hand."""
+    """A machine of 1 GFLOP/s and 1 GB/s and given seconds: the shares can be checked by hand."""
     monkeypatch.setattr(tables, "limits", lambda *_: {"peak_gflops": 1.0, "bandwidth_gbs": 1.0})
     monkeypatch.setattr(tables, "seconds", lambda *_: [2.0, 4.0])
     monkeypatch.setattr(tables, "NODES", 6)
@@ -160,7 +160,7 @@ def test_shares_are_of_what_was_measured(monkeypatch, capsys):
 
 
 def test_the_command_writes_a_section(tmp_path):
-    """The quickest section as a user runs it; another word is refused with the list of sections."""
+    """Runs the fastest section as a user does; an unknown section is refused with the list of sections."""
     command = [sys.executable, "-m", "ubar_jax.experiments.bench", "--repeats=1", f"--results={tmp_path}"]
     subprocess.run([*command, "peak"], check=True, timeout=300, stdout=subprocess.DEVNULL)
     found = json.loads((tmp_path / "peak.json").read_text())

@@ -1,4 +1,4 @@
-"""Commands given wrongly: one message, exit code 2, nothing executed, within seconds."""
+"""Bad commands: one message, exit code 2, nothing executed, within seconds."""
 
 import os
 import random
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def call(capsys, monkeypatch, tmp_path):
-    """Runs a sweep's command in this process: (exit code, stdout, stderr)."""
+    """(exit code, stdout, stderr) of a sweep command, run in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "estimate", lambda left: 0.0)  # it compiles
+    monkeypatch.setattr(sweep, "estimate", lambda left: 0.0)  # the real one compiles
 
     def run(*args):
         for name in flags.FLAGS:
@@ -160,7 +160,7 @@ PIECES += [
 
 
 def mutated(draw: random.Random) -> list[str]:
-    """A valid command with one to three places cut, doubled, replaced or filled with something strange."""
+    """A valid command with one to three places cut, doubled, replaced, or filled with odd text."""
     args = list(draw.choice(VALID))
     for _ in range(draw.randint(1, 3)):
         i = draw.randrange(len(args))

@@ -1,4 +1,4 @@
-"""Figures and tables, drawn from hand-made runs."""
+"""Figures and tables of hand-made runs."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ RULES = ("average", "ubar(rho=0.4)", "dmedian")
 
 
 def make_run(rng=None, **given):
-    """A run of 6 benign nodes whose numbers are random; dmedian accepts no whole message."""
+    """A run of 6 benign nodes with random numbers; dmedian accepts no whole message."""
     config = canonical(Config(**{"nodes": 6, "rounds": 40, "eval_every": 10} | given))[0]
     rng = rng or np.random.default_rng(int(config.digest(), 16))
     accuracy = rng.random((5, 6))
@@ -38,7 +38,7 @@ def make_run(rng=None, **given):
 
 
 def make_runs(rng=None, **lists):
-    """The product of the lists, as a sweep makes it: runs without attackers once."""
+    """The product of the lists, as in a sweep: runs without attackers occur once."""
     frame = pd.MultiIndex.from_product(lists.values(), names=lists).to_frame()
     runs = [make_run(rng, **point) for point in frame.to_dict("records")]
     return list({run.config: run for run in runs}.values())
@@ -68,7 +68,7 @@ def run_module(module, *args, cwd):
 
 
 def lines_of(axis):
-    """[(x, y)] of the axis' lines, those of the legend aside."""
+    """[(x, y)] of the axis' lines, without those of the legend."""
     return [line.get_xydata().T for line in axis.get_lines() if len(line.get_xydata())]
 
 
@@ -86,9 +86,9 @@ def test_panels_are_settings_and_lines_are_means_over_seeds(runs):
             assert len(own) == 2
             np.testing.assert_allclose(y, (own[0].curves["worst"] + own[1].curves["worst"]) / 2)
             np.testing.assert_allclose(x, [0, 0.5, 1, 1.5, 2])  # epochs of 20 rounds
-        assert len(axis.collections) == 3  # a band a rule
+        assert len(axis.collections) == 3  # one band per rule
         assert axis.get_xlabel() == "epoch"
-    # Without attackers there is no ratio: the same lines in both rows.
+    # Runs without attackers have no ratio: both rows show the same lines.
     np.testing.assert_array_equal(lines_of(axes[0]), lines_of(axes[3]))
 
 
@@ -188,7 +188,7 @@ def test_a_long_list_of_attacks_goes_down_the_heat_map():
         (r.config.attack.split("(")[0], r.config.rule): f"{100 * r.summary['worst']:.0f}" for r in runs
     }
     assert shown.tolist() == [[numbers.get((a, r), "") for r in RULES] for a in attacks]
-    assert shown[3, 2] == ""  # the run that is left out
+    assert shown[3, 2] == ""  # the missing run
 
 
 def test_compilation_is_told_where_it_was_timed(runs):
@@ -207,7 +207,7 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
     done = run_module("plot", "--results=a", "--results=b", "--out=c", "--rows=nodes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert pd.read_csv(tmp_path / "c" / "time_table.csv")["runs"].sum() == 3
-    assert (tmp_path / "c" / "node_accuracy.png").exists()  # of up to three runs
+    assert (tmp_path / "c" / "node_accuracy.png").exists()  # drawn for up to three runs
     assert not list(first.glob("*.png")) and not list(second.glob("*.png"))
 
 

@@ -1,4 +1,4 @@
-"""The report, from hand-made runs."""
+"""The report of hand-made runs."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""The scenes of the benchmarks, without torch."""
+"""Scenes of the benchmarks; torch is not needed."""
 
 import jax
 import pytest

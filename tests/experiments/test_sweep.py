@@ -1,4 +1,4 @@
-"""The command line, as a person uses it."""
+"""The sweep command, as a user runs it."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_a_sweep_from_a_flagfile(tmp_path):
         assert run.summary["worst"] == pytest.approx(run.curves["accuracy"][-1].min())
         folder = tmp_path / "out" / run.config.digest()
         with np.load(folder / "models.npz") as models:
-            assert sum(models[k].size for k in models) == 6 * 7510 + 3  # and t, and the key
+            assert sum(models[k].size for k in models) == 6 * 7510 + 3  # + 3: t and the key
         assert json.loads((folder / "summary.json").read_text())["versions"]["jax"]
     again = sweep("--flagfile=my.flags", cwd=tmp_path)
     assert "2 of 2 runs are in out already" in again.stdout

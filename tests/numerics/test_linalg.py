@@ -14,7 +14,7 @@ def make_inbox(own, sent, slots=None, mask=None):
     return inbox_of(own, sent, Graph(slots.astype(np.int32), mask), own, np.zeros(r, np.int32))
 
 
-@pytest.mark.parametrize(("d", "rtol"), [(5000, 1e-5), (60_000, 1e-4)])  # one block, several and a rest
+@pytest.mark.parametrize(("d", "rtol"), [(5000, 1e-5), (60_000, 1e-4)])  # one block; several and a remainder
 def test_distances_are_exact_near_consensus_with_a_far_outlier(d, rtol):
     """Models of norm 100 that differ by 1e-3, and one message of norm 1e6."""
     rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_the_place_of_the_largest_value_is_the_first_one(d):
     rng = np.random.default_rng(d)
     values = rng.integers(-5, 3, (40, d)).astype(np.float32)  # many ties
     values[:20] += rng.random((20, d), np.float32)
-    values[2, -1] = values[3, d // 64 * 64 % d] = 5  # in a last window that is not full
+    values[2, -1] = values[3, d // 64 * 64 % d] = 5  # in a last, partial window
     values[4] = -1 - rng.random(d, np.float32)
     values[5] = -np.inf
     for got in (jax.jit(linalg.argmax)(values), jax.vmap(linalg.argmax)(values[:, None])[:, 0]):
@@ -73,7 +73,7 @@ def test_the_mean_over_a_poisoned_network_stays_with_those_who_heard_it():
 
 @pytest.mark.parametrize("size", [1, 1e6, 1e12, 1e17])
 def test_one_model_that_exploded_does_not_blur_the_distances_of_others(size):
-    """Near consensus, but for receiver 0: a mean that it takes part in would be its own."""
+    """All but receiver 0 are near consensus; a mean that includes it would be dominated by it."""
     rng = np.random.default_rng(0)
     own = (rng.normal(size=(1, 500)) + 1e-2 * rng.normal(size=(8, 500))).astype(np.float32)
     own[0] *= np.float32(size)
@@ -83,6 +83,6 @@ def test_one_model_that_exploded_does_not_blur_the_distances_of_others(size):
     exact = np.square(own[:, None].astype(float) - own[None].astype(float)).sum(2)
     got = np.asarray(linalg.own_distances(inbox))
     np.testing.assert_allclose(got, np.take_along_axis(exact, rows, axis=1), rtol=1e-3)
-    between = np.asarray(linalg.slot_distances(inbox))[0]  # of receiver 0: all the others
+    between = np.asarray(linalg.slot_distances(inbox))[0]  # receiver 0 hears all others
     off = ~np.eye(7, dtype=bool)
     np.testing.assert_allclose(between[off], exact[1:, 1:][off], rtol=1e-3)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.medium
 
 @pytest.fixture(params=["cpu", "accelerator"])
 def formulation(request, monkeypatch):
-    """Either formulation, run here."""
+    """Each of the two formulations, run on this machine."""
     if request.param == "accelerator":
         monkeypatch.setattr(lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
 
@@ -72,7 +72,7 @@ def test_max_pool_equals_lax_in_value_and_gradient_ties_too(formulation, window,
 
 
 def test_the_gradient_of_the_data_is_not_computed():
-    """It is a loop over pixels that carries an image [H, W, C, b]; the weights' and the value's do not."""
+    """Value, weights' gradient and data's gradient are one loop over pixels each; the last is dropped."""
     x, w, bias = jnp.ones((5, 9, 9, 2)), jnp.ones((3, 3, 2, 4)), jnp.ones(4)
 
     def loops(argnums):
@@ -99,7 +99,7 @@ def test_models_side_by_side_are_as_many_as_fit(fits, monkeypatch):
 
 
 def test_the_round_of_70_cnns_for_cuda_is_one_program_of_batched_products():
-    """Lowered here, where no GPU is: no convolution, no host, chunks that fit the memory."""
+    """Lowered without a GPU: no convolution, no host call, chunks that fit the memory."""
     config = Config(nodes=70, batch_size=256, dataset="synthetic(examples=17920, size=4)", rounds=4)
     program = prepare(config).program
     cnn = {"model": "cnn", "make_model": models.parse("cnn").part.function, "shape": (32, 32, 3)}
@@ -110,9 +110,9 @@ def test_the_round_of_70_cnns_for_cuda_is_one_program_of_batched_products():
     for word in ("convolution", "custom_call", "callback", "infeed", "outfeed", "send", "recv"):
         assert word not in text, word
     loops = text.count("stablehlo.while")
-    assert loops == 4  # over epochs (the batches), rounds, chunks of nodes, chunks of candidates
+    assert loops == 4  # over epochs (batches), rounds, chunks of nodes, chunks of candidates
     products = [line for line in text.splitlines() if "dot_general" in line and "DEFAULT" in line]
-    assert len(products) >= 17  # five layers forward and eight gradients back in training, five in stage 2
+    assert len(products) >= 17  # training: five forward, eight gradients; stage 2: five forward
     assert all("batching_dims = [0] x [0]" in line for line in products)
     shapes = [dims.split("x") for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
     assert max(4 * math.prod(map(int, dims)) for dims in shapes) < nn.MEMORY

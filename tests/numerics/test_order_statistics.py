@@ -46,7 +46,7 @@ def test_sorted_as_integers_the_ends_of_the_range_stay_in_order():
 
 @pytest.mark.parametrize("size", [1, 7, 70])
 def test_the_sum_of_the_smallest(size):
-    values = np.random.default_rng(size).standard_normal((2, size, 3, 5), np.float32)  # two runs side by side
+    values = np.random.default_rng(size).standard_normal((2, size, 3, 5), np.float32)  # two vmapped runs
     count = np.array([[0], [size // 2], [size]])
     expected = [np.sort(v, axis=0)[: count[k, 0], k].sum(0) for v in values for k in range(3)]
     got = jax.vmap(lambda v: order_statistics.sum_of_smallest(list(v), count))(values)
@@ -61,7 +61,7 @@ SLOW = [pytest.param(slots, marks=pytest.mark.slow) for slots in (65, 128, 150)]
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 18, *MEDIUM, *SLOW])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
-    """Up to 40 slots, a median up to 64, by one fused network, above stage by stage."""
+    """One fused network up to 40 slots (64 for a median); stage by stage above."""
     rng = np.random.default_rng(slots)
     r, d = 7, 6
     sent = rng.normal(size=(slots + 3, d)).astype(np.float32)
@@ -96,11 +96,11 @@ def test_order_statistics_with_irregular_degrees_at_every_density(slots):
 
 @pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-6])
 def test_no_value_around_the_median_is_lost_to_rounding(spread):
-    """Around a power of two neighbouring floats are unevenly spaced, and many values are equally near."""
+    """Floats are unevenly spaced around a power of two, and many values are equally near."""
     rng = np.random.default_rng(0)
     sent = (1 + spread * rng.normal(size=(9, 20_000))).astype(np.float32)
     inbox = make_inbox(sent[:1], sent)
     around = order_statistics.mean_around_median(inbox, jnp.ones((1, 9), bool), jnp.array([5]))[0]
     near = np.argsort(np.abs(sent - np.median(sent, axis=0)), axis=0)[:5]
     nearest = np.take_along_axis(sent.astype(float), near, axis=0).mean(0)
-    np.testing.assert_allclose(around, nearest, atol=0.01)  # equally near: either; lost: 0.2
+    np.testing.assert_allclose(around, nearest, atol=0.01)  # ties may go either way; a lost value costs 0.2

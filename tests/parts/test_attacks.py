@@ -40,7 +40,7 @@ def test_contract(spec):
     attack = attacks.parse(spec)
     plain = getattr(reference, attack.part.name)
     if tailored_since(attack) is not None:
-        # Nobody hears the rows of receivers without a Byzantine neighbour.
+        # Rows of receivers without a Byzantine neighbour are never sent.
         heard = plain
 
         def plain(key, view, **arguments):
@@ -48,7 +48,7 @@ def test_contract(spec):
             rows = heard(key, view, **arguments)
             return np.stack([s if row is None else row for s, row in zip(sent, rows, strict=True)])
 
-    check_attack(spec, plain, graphs=3 if attack.part.name == "mhamdi" else 10)  # plain search is slow
+    check_attack(spec, plain, graphs=3 if attack.part.name == "mhamdi" else 10)  # the plain search is slow
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
@@ -67,7 +67,7 @@ def scene_for(spec, seed):
 @pytest.mark.parametrize("norm", ["2", "inf"])
 @pytest.mark.parametrize("surrogate", ["krum", "deployed"])
 def test_the_searched_gamma_is_maximal(norm, surrogate):
-    """gamma goes unnoticed, gamma * 1.01 does not; 0 and the cap aside."""
+    """0.999 gamma goes unnoticed, 1.01 gamma does not; gammas of 0 and at the cap are skipped."""
     spec, takes = f"mhamdi(norm={norm}, surrogate={surrogate})", getattr(reference, f"{surrogate}_takes")
     searched = 0
     for seed in range(6):
@@ -87,7 +87,7 @@ def test_the_searched_gamma_is_maximal(norm, surrogate):
 @pytest.mark.medium
 @pytest.mark.parametrize("norm", ["2", "inf"])
 def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
-    """Krum knows no scale: models a thousand times closer give a thousandth of the gammas, or the cap."""
+    """Krum is scale-free: models 1000 times closer give gammas 1000 times smaller, or again the cap."""
     attack, deployed = attacks.parse(f"mhamdi(norm={norm})"), rules.parse("ubar")
     bounded = unbounded = 0
     for seed in range(6):
@@ -123,7 +123,7 @@ def test_by_the_deployed_rule_the_search_finds_the_same_if_that_is_krum(norm):
             sent = send(attack, jax.random.key(0), scene, benign, byzantine, deployed)
             found.append(np.abs(np.asarray(sent, float) - means).max(1))
         for krum, same in zip(*found, strict=True):
-            if 1e-2 < krum < 1e3:  # far off, float32 in the rule itself has no digits for the honest models
+            if 1e-2 < krum < 1e3:  # at large gamma float32 in the rule cannot resolve the honest models
                 bounded += 1
                 assert same == pytest.approx(krum, rel=1e-2)
     assert bounded > 10
@@ -136,7 +136,7 @@ SLOWLY = [pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, 1e30
 @pytest.mark.parametrize("value", [np.nan, *SLOWLY])
 @pytest.mark.parametrize("spec", SPECS)
 def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
-    """The others are told what they would be told if the lost node were not there."""
+    """The other nodes get the same messages as if the lost node did not exist."""
     attack, deployed = attacks.parse(spec), rules.parse("ubar")
     (scene, benign, byzantine), setup = random_scene(0, attack, deployed), attack.traits.setup
     lost = 1
@@ -218,7 +218,7 @@ def test_alie_z_by_hand():
 
 def path_config(tmp_path, length, **changes):
     graph = nx.path_graph(length + 1)
-    graph.nodes[length]["byzantine"] = True  # benign 0 .. length - 1, the attacker at the end
+    graph.nodes[length]["byzantine"] = True  # benign nodes 0 .. length - 1, then the attacker
     nx.write_graphml(graph, tmp_path / "path.graphml")
     base = Config(
         rule="average",
@@ -238,14 +238,14 @@ def path_config(tmp_path, length, **changes):
 @pytest.mark.medium
 @pytest.mark.parametrize("distance", [1, 2, 4, 5])
 def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
-    """lambda 0, one path: after tau rounds the target has moved by the payload."""
+    """Learning rate 0 and one path: after tau rounds the target has moved by `size`."""
     target = 5 - distance
     config = path_config(tmp_path, 5, attack=f"theorem1(target={target}, size=3.0)", rounds=distance)
     start = np.asarray(ravel(initial_state(prepare(config).program, 0).params)[0])
     moved = np.asarray(ravel(simulate(config).state.params)[0]) - start
     np.testing.assert_allclose(moved[target], 3.0, rtol=1e-5)
     if target > 0:
-        np.testing.assert_allclose(moved[target - 1], 0, atol=1e-6)  # it is not there yet
+        np.testing.assert_allclose(moved[target - 1], 0, atol=1e-6)  # not reached yet
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_label_flip_trains_on_flipped_labels():
     config = Config(
         attack="label_flip", byzantine_ratio=0.3, nodes=4, batch_size=16, rounds=60, eval_every=60
     )
-    config = dataclasses.replace(config, alpha=1.0)  # nobody listens: everyone learns its own data
+    config = dataclasses.replace(config, alpha=1.0)  # messages are ignored: nodes learn their own data
     result = simulate(config)
     honest = simulate(dataclasses.replace(config, attack="bit_flip"))
     asleep = simulate(dataclasses.replace(config, attack="sleeper(label_flip, start=60)"))
@@ -313,7 +313,7 @@ def test_label_flip_trains_on_flipped_labels():
 
 @pytest.fixture
 def spies():
-    """Rules that show what was sent: `spy_own` what a node broadcast, `spy_bad` what attackers told it."""
+    """Rules that return a message: `spy_own` the node's broadcast, `spy_bad` what an attacker sent to it."""
 
     @rules.register(defends=False)
     def spy_own(inbox):
@@ -330,7 +330,7 @@ def spies():
 
 
 def one_round(rule, attack):
-    """Models before and after a round without training, and what the attackers saw; 6 + 3 nodes."""
+    """Models before and after one round without training, and the attackers' view; 6 + 3 nodes."""
     config = Config(
         rule=rule, attack=attack, dataset="synthetic(examples=300)", model="mlp(hidden=4)", nodes=6
     )
@@ -382,9 +382,9 @@ def test_a_sleeping_dissensus_is_honest(spies):
 
 @pytest.mark.medium
 def test_tailored_messages_reach_their_receivers(tmp_path):
-    """On the path 0-1-2-3-attacker isolation tells node 3 (x_3 - (x_2 + x_3) / 3) / (1/3) = 2 x_3 - x_2.
+    """On the path 0-1-2-3-attacker isolation sends node 3 (x_3 - (x_2 + x_3) / 3) / (1/3) = 2 x_3 - x_2.
 
-    Where mimic tells it x_3 all else is equal, so after the mean with x_2 they differ by (x_3 - x_2) / 2.
+    mimic sends it x_3, all else being equal, so after the mean with x_2 they differ by (x_3 - x_2) / 2.
     """
 
     def models(attack, rounds):
@@ -394,7 +394,7 @@ def test_tailored_messages_reach_their_receivers(tmp_path):
     before = models("isolation", 1)
     np.testing.assert_allclose(before, models("mimic(node=3)", 1), rtol=1e-5, atol=1e-6)
     isolated, mimicked = models("isolation", 2), models("mimic(node=3)", 2)
-    np.testing.assert_allclose(isolated[:3], mimicked[:3], rtol=1e-5, atol=1e-6)  # out of its reach
+    np.testing.assert_allclose(isolated[:3], mimicked[:3], rtol=1e-5, atol=1e-6)  # not its neighbours
     moved = (before[3] - before[2]) / 2
     assert np.abs(moved).max() > 1e-3
     np.testing.assert_allclose(isolated[3] - mimicked[3], moved, rtol=1e-3, atol=1e-6)
@@ -442,5 +442,5 @@ def test_theorem_1_needs_a_path(tmp_path):
     nx.write_graphml(graph, tmp_path / "g.graphml")
     config = path_config(tmp_path, 3, attack="theorem1", byzantine_ratio=0.4)
     config = dataclasses.replace(config, topology=f"file(path={str(tmp_path / 'g.graphml')!r})")
-    with pytest.raises(ConfigError, match="no path leads there"):
+    with pytest.raises(ConfigError, match="there is no path"):
         prepare(config)

@@ -28,7 +28,7 @@ def test_prepared_tfds_sets_are_read(name, sizes, shape, tfds_dir):
 
 @pytest.mark.slow
 def test_the_cached_arrays_are_what_tfds_reads(tfds_dir, tmp_path, monkeypatch):
-    """A first read into an empty cache folder, a second from it, and the newest way round tfds."""
+    """The first read fills an empty cache folder, the second reads from it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first, second = data.from_tfds("mnist"), data.from_tfds("mnist")
     assert len(list((tmp_path / "ubar_jax" / "data").iterdir())) == 1

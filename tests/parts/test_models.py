@@ -19,7 +19,7 @@ def test_parameter_counts(model, shape, parameters):
 @pytest.mark.parametrize("model", models.parts)
 def test_models_fit_every_shape_from_their_least(model):
     least = models.parts[model].traits.least
-    for side in (least, least + 1, 28):  # make_task refuses what does not run
+    for side in (least, least + 1, 28):  # make_task refuses a model that does not run
         task = make_task(model, (side, side, 3), 7)
         params = jax.eval_shape(task.init, jax.random.key(0))
         shape = jax.eval_shape(task.predict, params, jnp.ones((2, side, side, 3))).shape

@@ -25,8 +25,8 @@ SPECS = [
     "multi_krum(m=2)",
     *(f"bridge({v}, {o}, byzantine=0.2)" for v in "TMKB" for o in (True, False)),
 ]
-# Recursive Krum comes down to scores of a single term, where the two of the closest pair tie by
-# construction and the smaller id wins: these rules do depend on the nodes' numbers.
+# The last scores of recursive Krum have a single term, so the two nodes of the closest pair tie and the
+# smaller id wins: these rules depend on the order of the nodes.
 TIES = ("dbulyan", "bridge(variant='B'")
 
 
@@ -75,7 +75,7 @@ def test_rho_outside_its_range_is_refused(rho):
 
 
 def test_a_wrong_rule_is_caught():
-    """The contract itself can fail: UBAR falling back to the closest, a defect seen elsewhere."""
+    """The contract can fail: here UBAR falls back to the closest neighbour, a defect seen elsewhere."""
 
     def falls_back_to_the_closest(node, rho):
         near = reference._stage_1(node, rho)
@@ -98,7 +98,7 @@ def test_n_hat_is_the_papers_equation_guarded_and_clipped():
 
 
 def test_at_rho_04_bridge_is_the_median_and_bulyan_below_degree_7_the_mean():
-    """What the paper's equation does; `byzantine="oracle"` shows the rules as they were meant."""
+    """A consequence of the paper's equation; `byzantine="oracle"` gives the rules as intended."""
     named = {name: rules.parse(name) for name in ("bridge", "dmedian", "dbulyan", "average")}
     runners = {name: make_runner(rule)[0] for name, rule in named.items()}
     for seed in range(20):
@@ -110,7 +110,7 @@ def test_at_rho_04_bridge_is_the_median_and_bulyan_below_degree_7_the_mean():
 
 
 def test_ties_go_to_the_smallest_sender():
-    """At two or three neighbours Krum always ties."""
+    """With two or three neighbours Krum always ties."""
     case = random_case(0)
     rule = rules.parse("dkrum")
     mask = np.zeros_like(case.graph.mask)
@@ -121,7 +121,7 @@ def test_ties_go_to_the_smallest_sender():
     np.testing.assert_allclose(mixed, np.repeat(case.sent[2:3], 9, 0), rtol=1e-6)
     assert info["selected"][:, 0].all() and info["selected"].sum() == 9
     mask[:, :3] = True
-    case.sent[2] = 100  # far off: of the close pair 5 and 9, 5 wins
+    case.sent[2] = 100  # an outlier; of the close pair 5 and 9, 5 wins
     mixed, _ = make_runner(rule)[0](case, counts_of(rule, case)[2])
     np.testing.assert_allclose(mixed, np.repeat(case.sent[5:6], 9, 0), rtol=1e-4)
 
@@ -133,7 +133,7 @@ def test_ties_go_to_the_smallest_sender():
     st.floats(-1e6, 1e6, width=32),
 )
 def test_a_minority_cannot_push_a_coordinate_out_of_the_honest_range(spec, seed, push):
-    """The guarantee of coordinate-wise rules: wherever the attackers are fewer than half."""
+    """Coordinate-wise rules guarantee this wherever attackers are fewer than half of the neighbours."""
     rule = rules.parse(spec)
     case = random_case(seed, least=3)
     case.sent[case.benign :] = np.float32(push) * (1 + np.arange(5, dtype=np.float32)[:, None])

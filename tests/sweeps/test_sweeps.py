@@ -1,4 +1,4 @@
-"""Sweeps: grouping, continuing, failing, and that nothing is lost."""
+"""Sweeps: groups, resuming, failures, damaged files; finished runs are never lost."""
 
 import dataclasses
 import errno
@@ -36,13 +36,13 @@ TIMES = ("seconds",)
 
 
 def varied(**lists):
-    """Canonical configs, one for every value of a list, other fields as in BASE."""
+    """Canonical configs, one per value of a list; other fields as in BASE."""
     changes = [{name: value} for name, values in lists.items() for value in values]
     return [canonical(dataclasses.replace(BASE, **change))[0] for change in changes]
 
 
 def assert_same(folder: Path, other: Path):
-    """Both folders have the same runs with the same numbers, bit for bit, times aside."""
+    """Asserts that both folders have the same runs with the same numbers, bit for bit, except times."""
     names = sorted(p.parent.name for p in folder.glob(results.RUNS))
     assert names and names == sorted(p.parent.name for p in other.glob(results.RUNS))
     for name in names:
@@ -79,7 +79,7 @@ def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
             np.testing.assert_array_equal(result.accepted, expected.accepted)
             np.testing.assert_allclose(result.curves["loss"], expected.curves["loss"], rtol=1e-5)
     assert [e.config.seed for e in first] == [0, 1, 2]
-    assert [e.config.learning_rate for e in second] == [0.1] * 3  # filled up
+    assert [e.config.learning_rate for e in second] == [0.1] * 3  # the last run, repeated to fill the pack
 
 
 def test_graphs_of_one_padded_shape_share_a_program():
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
         return capsys.readouterr().out
 
     assert interrupted(tmp_path / "good")
-    assert "goes on from round 3" in finish(tmp_path / "good")
+    assert "continues from round 3" in finish(tmp_path / "good")
     damages = {"cut": lambda f: f.write_bytes(b""), "flip": lambda f: f.write_bytes(scratch(f.read_bytes()))}
     for name, damage in damages.items():
         folder = tmp_path / name
@@ -215,7 +215,7 @@ def test_a_line_every_so_often_where_there_is_no_terminal(tmp_path, monkeypatch,
 
 
 def test_a_damaged_entry_of_the_compilation_cache_is_written_anew(tmp_path):
-    """JAX itself would warn of it, compile, and leave it as it is, for ever."""
+    """JAX itself would warn, compile, and never replace the entry."""
     code = """
 import warnings
 import ubar_jax
@@ -263,7 +263,7 @@ def test_a_finished_sweep_is_not_run_again_and_a_grown_one_goes_on(tmp_path):
     assert len(results.load_runs(tmp_path)) == 2
     assert not sweeps.make_plan(configs, tmp_path, models=True).finished
 
-    table = results.load(tmp_path, tmp_path)  # a run counts once
+    table = results.load(tmp_path, tmp_path)  # the same folder twice: each run counts once
     assert isinstance(table, pd.DataFrame) and len(table) == 2 * 3
     row = table[(table.seed == 1) & (table["round"] == 5)].iloc[0]
     kept = results.load_run(tmp_path / configs[1].digest())
@@ -277,7 +277,7 @@ def cut(whole):
 
 
 def scratch(whole):
-    """Ten bytes in the middle of the largest array's compressed data."""
+    """Overwrites ten bytes in the middle of the largest array's compressed data."""
     return whole[: len(whole) // 3] + bytes(10) + whole[len(whole) // 3 + 10 :]
 
 
@@ -328,12 +328,12 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, broken_rule
     assert failure["error"] == "RuntimeError: this rule is broken" and failure["config"]["rule"] == "broken"
     assert len(results.load_runs(tmp_path)) == 2
     plan = sweeps.make_plan(configs, tmp_path)
-    assert [e.config for g in plan.left for e in g] == configs[:1]  # it is tried again
+    assert [e.config for g in plan.left for e in g] == configs[:1]  # the failed run is repeated
 
 
 def test_a_rule_that_asks_for_losses_must_say_how_many(tmp_path):
     def greedy(inbox):
-        """Wants a loss that it did not announce."""
+        """Asks for a loss that it did not declare with pairs=."""
         return inbox.own + inbox.loss_of(inbox.rows[:, 0], inbox.rows[:, 0])[:, None], {}
 
     rules.register(greedy)
@@ -386,7 +386,7 @@ GRID += ["--learning_rate=0.01"]
 
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
-    """SIGKILL, three times; then the results are bit-identical to those of one quiet run."""
+    """After three SIGKILLs the results are bit-identical to those of an uninterrupted sweep."""
     env = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     args = [*GRID, f"--width={width}", "--checkpoint_seconds=0"]
     quiet = sweep(*args, "--results=quiet", cwd=tmp_path, **env)
@@ -403,7 +403,7 @@ def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
         process, before = sweep(*args, "--results=killed", cwd=tmp_path, **env), written()
         while written() == before and process.poll() is None:
             time.sleep(0.02)
-        time.sleep(draw.uniform(0, 0.5))  # it computes, or writes: any moment will do
+        time.sleep(draw.uniform(0, 0.5))  # a random moment: computing or writing
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL
@@ -413,9 +413,9 @@ def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
     process = sweep(*args, "--results=killed", cwd=tmp_path, **env)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "goes on from round" in out
-    assert "0 compiled" in out  # a warm cache serves all
-    assert "aot_loader" not in err  # and XLA does not complain of it
+    assert "continues from round" in out
+    assert "0 compiled" in out  # all programs come from the cache
+    assert "aot_loader" not in err  # no XLA warnings about cached programs
     assert_same(tmp_path / "quiet", tmp_path / "killed")
     assert not list((tmp_path / "killed").glob(".checkpoints/*"))
 
@@ -432,7 +432,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_folder_has_one_owner(tmp_path):
     assert "python -m ubar_jax.experiments.sweep --rounds=100000" in err
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+    assert process.returncode == 130 and "run the same command to continue" in err and "Traceback" not in err
 
 
 def test_dry_run_and_exit_codes(tmp_path):

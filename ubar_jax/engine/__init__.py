@@ -1,6 +1,6 @@
-"""What compiles and runs: from a Config to its curves.
+"""Compile and run a Config; return its curves.
 
-`program` is what decides compiled code; `preparation` checks a config and puts its arrays together; `round`
-is the algorithm; `compilation` compiles; `evaluation` tests all benign nodes; `simulation` runs. May import
-everything but `sweeps` and `experiments`.
+`program`: what determines the compiled code. `preparation`: check a config and build its arrays. `round`: the
+algorithm. `compilation`: compile, with a persistent cache. `evaluation`: test all benign nodes. `simulation`:
+run. May import everything but `sweeps` and `experiments`.
 """

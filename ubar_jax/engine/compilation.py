@@ -1,4 +1,4 @@
-"""Compiled once: the programs of a run, ahead of time, and JAX's persistent cache of them."""
+"""Ahead-of-time compilation of the programs of a run, with JAX's persistent cache."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from ubar_jax.engine.round import batches, make_round
 from ubar_jax.files import cache_dir
 from ubar_jax.types import Data, Graph, Knobs, RoundState
 
-ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # what differs between runs of a program
+ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # vmap axes: runs differ in their shards
 
 DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
 
@@ -43,10 +43,10 @@ def use_cache() -> None:
 
 @contextlib.contextmanager
 def repaired_cache() -> Iterator[None]:
-    """Removes entries of the persistent cache that turn out to be damaged, so that they are written anew.
+    """Removes damaged entries of the persistent cache, so that they are written again.
 
-    JAX does not write entries atomically: one that a kill cut short is there, cannot be read, and is never
-    replaced. JAX warns of it before it compiles, which is when the entry is removed.
+    JAX does not write entries atomically: a kill can leave an entry that cannot be read and is never
+    replaced. JAX warns of it before it compiles; the entry is removed at that moment.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=DAMAGED)
@@ -63,7 +63,7 @@ def repaired_cache() -> Iterator[None]:
 
 
 def _remove_damaged(name: str) -> None:
-    """Removes the entries of a program's name that cannot be read; all of them if each seems whole."""
+    """Removes the unreadable entries under a program's name; all its entries if each one looks whole."""
     folder = Path(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
     entries = sorted(folder.glob(f"{name}-*-cache"))
     for entry in [entry for entry in entries if not _is_whole(entry)] or entries:
@@ -77,12 +77,12 @@ def _is_whole(entry: Path) -> bool:
 
             return bool(zstandard.ZstdDecompressor().decompress(entry.read_bytes()))
         return bool(zlib.decompress(entry.read_bytes()))
-    except Exception:  # of two libraries
+    except Exception:  # two libraries, many kinds of errors
         return False
 
 
 def initial_state(program: Program, seed: int) -> RoundState:
-    """The same x_0 for all nodes, drawn once."""
+    """The state before round 0: the same random x_0 for all nodes."""
     key, init_key = jax.random.split(jax.random.key(seed))
     params = _initialiser(program.learner)(init_key)
     opt_state = program.optimizer().init(params)
@@ -100,7 +100,7 @@ def _initialiser(learner: Learner) -> Callable:
 
 
 def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
-    """One chunk is one dispatch: `program.chunk` rounds under `scan`, of `width` runs side by side."""
+    """Traces a chunk (one dispatch): `scan` over `program.chunk` rounds of `width` runs side by side."""
     step = make_round(program)
 
     def chunk(state: RoundState, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
@@ -128,7 +128,7 @@ def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
 
 @functools.lru_cache(maxsize=32)
 def compiled_chunk(program: Program, width: int = 1) -> Compiled:
-    """(state, data, graph, knobs, rounds) -> (state, Metrics); at width 1 without the axis of the runs."""
+    """(state, data, graph, knobs, rounds) -> (state, Metrics); no axis for the runs if width = 1."""
     return _compile(lambda: trace_chunk(program, width))
 
 
@@ -147,7 +147,7 @@ def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int,
 
 
 def statistics_of(data: Data) -> Data:
-    """Of the training data, the part that evaluation looks at."""
+    """The part of the training data that evaluation needs: mean and deviation."""
     return data._replace(x=None, y=None, shards=None)
 
 
@@ -157,7 +157,7 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     jax.monitoring.register_event_listener(listener)
     try:
         lowered = trace().lower()
-        del hits[:]  # of constants computed while tracing
+        del hits[:]  # hits of constants computed while tracing
         call = lowered.compile()
     finally:
         jax.monitoring.unregister_event_listener(listener)
@@ -165,7 +165,7 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
 
 
 def _stacked(tree, *axes: int):
-    """The shapes of a tree with further leading axes."""
+    """The shapes of a tree, with more leading axes."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype), tree)
 
 
@@ -181,7 +181,7 @@ def _data_shapes(learner: Learner, n: int) -> Data:
 
 
 def _shapes(program: Program, width: int) -> tuple[RoundState, Data, Graph, Knobs]:
-    """What a chunk is called with."""
+    """The shapes of a chunk's arguments."""
     shape, n = jax.ShapeDtypeStruct, program.benign + program.byzantine
     number, count = shape((), np.float32), shape((), np.int32)
     data = _data_shapes(program.learner, n)

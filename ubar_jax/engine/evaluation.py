@@ -11,13 +11,13 @@ from ubar_jax.engine.round import normalise, ravel
 from ubar_jax.numerics import nn
 from ubar_jax.types import Data, Task
 
-CHUNK = 500  # test images a forward pass
+CHUNK = 500  # test images per forward pass
 
 
 def make_evaluate(task: Task, benign: int) -> Callable:
     """Returns `evaluate(params, data, x, y) -> {accuracy [n_b], loss [n_b], consensus []}`.
 
-    x [N, H, W, C] uint8 and y [N] are test examples. A prediction that is not finite is wrong.
+    x [N, H, W, C] uint8 and y [N] are test examples. A prediction that is not finite counts as wrong.
     Consensus is the root mean squared distance of the benign models to their mean.
     """
 
@@ -28,7 +28,7 @@ def make_evaluate(task: Task, benign: int) -> Callable:
         valid = jnp.ones(size, bool)
 
         def fold(a):
-            """[N, ...] -> [chunks, CHUNK, ...]; padding is zero, and so not valid."""
+            """[N, ...] -> [chunks, CHUNK, ...]; padding is zero, so it is marked as not valid."""
             return jnp.pad(a, ((0, padding), *((0, 0),) * (a.ndim - 1))).reshape(-1, chunk, *a.shape[1:])
 
         def node(params):
@@ -53,5 +53,5 @@ def make_evaluate(task: Task, benign: int) -> Callable:
 
 
 def summary(accuracy: np.ndarray) -> dict[str, np.ndarray]:
-    """Worst, mean and deviation over the nodes: [..., n_b] -> [...]."""
+    """[..., n_b] -> [...]: worst, mean and standard deviation over the nodes."""
     return {"worst": accuracy.min(-1), "mean": accuracy.mean(-1), "std": accuracy.std(-1)}

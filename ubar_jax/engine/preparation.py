@@ -1,4 +1,4 @@
-"""From a Config to a checked Experiment: its program, and the arrays that the program is called with."""
+"""Check a Config; build its program and the arrays that the program is called with."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Experiment(NamedTuple):
 
 
 class AtNodes(NamedTuple):
-    """What a rule assumes at each of the r receivers of a network."""
+    """The rule's numbers at each of the r receivers of a network."""
 
     count: np.ndarray  # type: ignore[assignment]  # [r] int32: `inbox.count`
     alpha: np.ndarray  # [r] float32: weight of own model
@@ -47,9 +47,9 @@ class AtNodes(NamedTuple):
 
 
 def prepare(config: Config | Resolved) -> Experiment:
-    """Checks everything that can be checked and puts the arrays together; compiles nothing.
+    """Checks everything that can be checked and builds the arrays; compiles nothing.
 
-    Cheap checks come first: what cannot work is refused before a graph is built.
+    Cheap checks come first: impossible settings are refused before a graph is built.
     """
     run = config if isinstance(config, Resolved) else resolve(config)
     config = run.config
@@ -107,7 +107,7 @@ def prepare(config: Config | Resolved) -> Experiment:
 
 
 def split_data(run: Resolved, dataset: data.Dataset) -> np.ndarray:
-    """[n, s] int32 the examples of every node; refuses shares that do not fill a batch."""
+    """[n, s] int32 indices of every node's examples; refuses shares that do not fill a batch."""
     config, examples = run.config, len(dataset.train_y)
     n = config.nodes + config.byzantine
     check_share(config, examples, examples // n)
@@ -117,7 +117,7 @@ def split_data(run: Resolved, dataset: data.Dataset) -> np.ndarray:
 
 
 def check_share(config: Config, examples: int, share: int) -> None:
-    """Refuses a batch that a node's share of the training set does not fill."""
+    """Refuses a batch larger than a node's share of the training set."""
     if share < config.batch_size:
         n = config.nodes + config.byzantine
         raise ConfigError(
@@ -128,7 +128,7 @@ def check_share(config: Config, examples: int, share: int) -> None:
 
 
 def build_network(run: Resolved, learner: Learner, images: np.ndarray) -> nx.Graph:
-    """The run's network; memory is checked before, by the expected degree, and after."""
+    """The run's network; memory is checked before it is built, by the expected degree, and after."""
     config, degree = run.config, run.topology.traits.degree
     n = config.nodes + config.byzantine
     check_memory(config, learner, images, 0, n / 2 * degree(n, **run.topology.of(degree)))

@@ -1,4 +1,4 @@
-"""All that decides the compiled code of a run. Runs of equal programs share it."""
+"""Everything that determines the compiled code of a run. Runs with equal programs share the code."""
 
 import functools
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from ubar_jax.types import Task
 
 @dataclass(frozen=True)
 class Learner:
-    """What one node trains and is tested on, as far as it decides compiled code."""
+    """The model and data of one node, as far as they determine the compiled code."""
 
     model: str
-    make_model: Callable | None  # of a registered model: registered anew, it is compiled anew
+    make_model: Callable | None  # of a registered model: registering it again compiles it again
     shape: tuple[int, ...]  # of one image
     classes: int
     examples: int  # in the training set
@@ -27,12 +27,12 @@ class Learner:
 
 @dataclass(frozen=True)
 class Program:
-    """One compiled program; shapes are in the letters of `types`."""
+    """One compiled program; the letters of sizes are defined in `types`."""
 
     learner: Learner
     rule: Rule  # without the arguments of its count, which is a knob
     attack: Attack  # without its real-valued arguments, which are knobs
-    strengths: tuple[str, ...]  # the names of those
+    strengths: tuple[str, ...]  # the names of those arguments
     optimizer: Spec[NoTraits]
     schedule: Spec[NoTraits]
     benign: int  # n_b
@@ -48,11 +48,11 @@ class Program:
 
 @functools.lru_cache(maxsize=32)
 def task_of(learner: Learner) -> Task:
-    """The learner's model as pure functions, after checking that it runs."""
+    """The learner's model as pure functions; checks that it runs."""
     return make_task(learner.model, learner.shape, learner.classes)
 
 
 def model_size(learner: Learner) -> int:
-    """d."""
+    """d, the number of parameters."""
     params = jax.eval_shape(task_of(learner).init, jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))

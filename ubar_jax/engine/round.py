@@ -1,4 +1,4 @@
-"""THE algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
+"""The algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
 
 import functools
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState, Task, View
 def make_round(program: Program) -> Callable:
     """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
 
-    The r nodes that train are the benign ones, and the Byzantine ones too where the attack needs
-    their models. State is a stacked pytree, the wire a matrix [n, d]; the border is crossed once.
+    The r nodes that train are the benign ones, and also the Byzantine ones if the attack needs their
+    models. The state is a stacked pytree, messages are a matrix [n, d]; models are converted once per round.
     """
     task, optimizer = task_of(program.learner), program.optimizer()
     rule, attack, schedule = program.rule, program.attack, program.schedule
@@ -39,7 +39,7 @@ def make_round(program: Program) -> Callable:
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
         update = -rate * ravel(direction)[0]
 
-        # Everyone broadcasts its model; the Byzantine rows are the attack's.
+        # Every node broadcasts its model; the attack provides the Byzantine rows.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
         since = tailored_since(attack)
 
@@ -50,7 +50,7 @@ def make_round(program: Program) -> Callable:
                 return losses_on(task, unravel, sent, (x, y), receiver, row, known)
 
             rows = heard.neighbours
-            if since is not None:  # the last rows are what every benign receiver hears from attackers
+            if since is not None:  # the last n_b rows: what the attackers send to each benign receiver
                 theirs = (rows >= benign) & (jnp.arange(trained) < benign)[:, None] & (state.t >= since)
                 rows = jnp.where(theirs, len(sent) - benign + jnp.arange(trained)[:, None], rows)
             inbox = make_inbox(
@@ -68,7 +68,7 @@ def make_round(program: Program) -> Callable:
 
         sent = own[:benign]
         if byzantine:
-            # An attack may try many messages on the rule: the honest ones are evaluated once for all.
+            # An attack may try many messages on the rule: evaluate the honest messages only once.
             slots = Graph(*(a[:, : program.benign_slots] for a in heard))
             known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
             deployed = functools.partial(mix, known=known)
@@ -97,7 +97,7 @@ def make_round(program: Program) -> Callable:
 def without_lost(graph: Graph, honest: Array, rule: Rule) -> Graph:
     """The graph without benign nodes whose model [n_b, d] is not finite or, if the rule defends, too large.
 
-    One lost model would otherwise make all means, and so all attacks on the others, NaN.
+    Otherwise one such model would make all means NaN, and so all attacks on the other nodes.
     """
     ids, mask = graph
     defends = rule.traits.defends
@@ -115,9 +115,9 @@ def losses_on(
     row: Array,
     known: Array | None = None,
 ) -> Array:
-    """[P] loss of message `row` [P] on the batch of `receiver` [P]; one past the last stands for none.
+    """[P] loss of message `row` [P] on the batch of `receiver` [P]; receiver r is padding.
 
-    `known` [r, k] has the losses of the first k messages.
+    `known` [r, k] are the losses of the first k messages, if computed before.
     """
     receivers, first = len(batch[0]), 0 if known is None else known.shape[1]
 
@@ -125,14 +125,14 @@ def losses_on(
         def loss():
             return task.loss(unravel(sent[j]), *(leaf[i] for leaf in batch))
 
-        return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding costs nothing
+        return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding is not computed
 
     losses = nn.each(one, receiver, row)
     return losses if known is None else jnp.where(row < first, known[receiver, row], losses)
 
 
 def honest_losses(task: Task, unravel: Callable, sent: Array, batch: tuple, graph: Graph) -> Array:
-    """[r, n_b] loss of every honest neighbour's message on the receiver's batch, any number elsewhere."""
+    """[r, n_b] loss of every honest neighbour's message on the receiver's batch; unspecified elsewhere."""
     receivers, honest = len(graph.mask), graph.mask & (graph.neighbours < len(sent))
     receiver = jnp.where(honest, jnp.arange(receivers)[:, None], receivers)
     row = jnp.where(honest, graph.neighbours, 0)
@@ -150,13 +150,13 @@ def ravel(params) -> tuple[Array, Callable]:
 
 
 def normalise(data: Data, x: Array) -> Array:
-    """uint8 images -> float32 with the training set's mean 0 and deviation 1 per channel."""
+    """uint8 images -> float32, scaled so that the training set has mean 0 and deviation 1 per channel."""
     mean, std = (v.reshape((1,) * (x.ndim - 1) + (-1,)) for v in (data.mean, data.std))
     return (x.astype(jnp.float32) - mean) / std
 
 
 def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> Metrics:
-    """What a person wants to know of a round, of the benign receivers only."""
+    """The metrics of a round, over the benign receivers only."""
     byzantine = graph.neighbours[:benign] >= benign
 
     def share(name):
@@ -177,15 +177,15 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
 
 
 def batches(data: Data, key: Array, t: Array, rounds: int, batch: int, trained: int) -> Array:
-    """[rounds, r, b] examples of the next rounds: every epoch a fresh permutation of every share.
+    """[rounds, r, b] indices of the next rounds' examples: per epoch, a new permutation of every share.
 
-    The permutation of an epoch comes from `fold_in(data key, epoch)`; the tail of a share that does
-    not fill a batch is dropped.
+    The permutation of an epoch comes from `fold_in(data key, epoch)`; the end of a share that does not
+    fill a batch is dropped.
     """
     shards = data.shards[:trained]
     n, share = shards.shape
     per_epoch = share // batch
-    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)  # apart from every round's key
+    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)  # different from every round's key
     first = t // per_epoch
     epochs = first + jnp.arange((rounds - 1) // per_epoch + 2)
 

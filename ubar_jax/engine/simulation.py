@@ -1,4 +1,4 @@
-"""From a Config to its curves: arrays on the device, chunks of compiled rounds, evaluation."""
+"""Run a Config: arrays on the device, chunks of compiled rounds, evaluation, curves."""
 
 import contextlib
 import sys
@@ -20,25 +20,25 @@ from ubar_jax.engine.program import Program
 from ubar_jax.registry import ConfigError
 from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState
 
-CURVES = {"loss": "train_loss"}  # per-round numbers whose curve has another name
-NOT_CURVES = ("finite", "accepted", "scalars")  # fields of Metrics that are told otherwise
+CURVES = {"loss": "train_loss"}  # numbers per round whose curve has another name
+NOT_CURVES = ("finite", "accepted", "scalars")  # fields of Metrics that are reported in other ways
 
 
 class Snapshot(NamedTuple):
-    """Runs side by side, between two chunks: all that is needed to go on. W runs, E evaluations."""
+    """W runs side by side, between two chunks: all that is needed to continue. E evaluations, T rounds."""
 
-    state: RoundState  # leaves [W, ...]; at width 1 without that axis
-    done: int  # rounds
-    points: dict[str, np.ndarray]  # {name: [W, E, ...]}: numbers per evaluation
-    rounds: dict[str, np.ndarray]  # {name: [W, T, ...]}: numbers per round
-    accepted: np.ndarray  # [W, n_b, K] number of rounds in which a slot was accepted
+    state: RoundState  # leaves [W, ...]; without that axis if W = 1
+    done: int  # rounds so far
+    points: dict[str, np.ndarray]  # {name: [W, E, ...]}, numbers per evaluation
+    rounds: dict[str, np.ndarray]  # {name: [W, T, ...]}, numbers per round
+    accepted: np.ndarray  # [W, n_b, K] number of rounds in which the slot's message was accepted
     seconds: dict[str, float]
 
 
 class Checkpointing(NamedTuple):
     """Checkpoint callbacks."""
 
-    due: Callable[[float], bool]  # whether a checkpoint is due in so many seconds
+    due: Callable[[float], bool]  # whether a checkpoint is due within this many seconds
     save: Callable[[Snapshot], None]
 
 
@@ -48,10 +48,10 @@ class _Loaded(NamedTuple):
     program: Program
     config: Config  # of the first run; the others have the same number of rounds
     width: int  # W
-    sharers: int  # how many different runs there are: a run may be repeated to fill the width
+    sharers: int  # number of different runs: a run may be repeated to fill the width
     chunk: Callable
     evaluations: dict[int, Callable]  # by number of test examples
-    first_evaluation: Callable | None  # of one node, for all
+    first_evaluation: Callable | None  # of one node: all are equal before round 0
     data: Data
     graph: Graph
     knobs: Knobs
@@ -62,13 +62,13 @@ class _Launched(NamedTuple):
     """A chunk and the evaluation after it, both of which may still be running."""
 
     state: RoundState
-    done: int  # rounds, when it is over
+    done: int  # rounds so far, once it has finished
     seen: Metrics
     point: dict[str, Array]
 
 
 def first_snapshot(experiments: Sequence[Experiment]) -> Snapshot:
-    """Before the first round."""
+    """The snapshot before the first round."""
     program = experiments[0].program
     states = [initial_state(program, e.config.seed) for e in experiments]
     state = states[0] if len(states) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
@@ -80,7 +80,7 @@ def first_snapshot(experiments: Sequence[Experiment]) -> Snapshot:
 def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
     """Runs one config. `progress` is called after every evaluation with the latest numbers.
 
-    A compilation that takes longer than a second is announced on stderr.
+    A message on stderr announces a compilation that takes longer than a second.
     """
     started = time.perf_counter()
     experiment = prepare(config)
@@ -100,11 +100,11 @@ def run(
     checkpointing: Checkpointing | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[Result]:
-    """Runs experiments of one program side by side, from the snapshot `start` if that is given.
+    """Runs experiments of one program side by side, from the snapshot `start` if given.
 
-    They must also agree in data set, rounds and eval_size; a run may be repeated to fill a width. After
-    every chunk `progress` gets the latest numbers of every run. `say` is told that it compiles, if that
-    takes longer than a second.
+    They must have the same data set, rounds and eval_size; a run may be repeated to fill the width. After
+    every chunk, `progress` gets the latest numbers of every run. `say` gets a message if compilation takes
+    longer than a second.
     """
     now = start or first_snapshot(experiments)
     seconds = dict(now.seconds)
@@ -135,7 +135,7 @@ def _load(
     first: bool,
     say: Callable[[str], None] | None,
 ) -> _Loaded:
-    """Compiles the programs and puts the arrays on the device; `first`: with an evaluation of round 0."""
+    """Compiles the programs and puts the arrays on the device; `first`: include an evaluation of round 0."""
     config, program, width = experiments[0].config, experiments[0].program, len(experiments)
     tests = len(experiments[0].test[1])
     sizes = {min(config.eval_size or tests, tests), tests}
@@ -195,7 +195,7 @@ def _with_point(
 ) -> Snapshot:
     """The snapshot with one more evaluation; waits for it."""
     fetched = _fetch(point, loaded.width, seconds, "evaluation")
-    for name in ("accuracy", "loss"):  # of one node or of all
+    for name in ("accuracy", "loss"):  # of one node or of all nodes
         fetched[name] = np.broadcast_to(fetched[name], (loaded.width, loaded.program.benign))
     fetched["round"] = np.full(loaded.width, now.done, np.int32)
     fetched["seconds"] = np.full(loaded.width, sum(seconds.values()) / loaded.sharers)
@@ -204,7 +204,7 @@ def _with_point(
 
 
 def _fetch(tree: Any, width: int, seconds: dict[str, float], part: str) -> Any:
-    """The tree on the host, leaves [W, ...]; waits for it."""
+    """Leaves [W, ...]: the tree on the host; waits for it."""
     with _timed(seconds, part):
         tree = jax.device_get(tree)
     return tree if width > 1 else _stack([tree], always=True)
@@ -212,7 +212,7 @@ def _fetch(tree: Any, width: int, seconds: dict[str, float], part: str) -> Any:
 
 @contextlib.contextmanager
 def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
-    """Adds the time of its block to a part of `seconds`."""
+    """Adds the time of its block to `seconds[part]`."""
     started = time.perf_counter()
     yield
     seconds[part] += time.perf_counter() - started
@@ -220,7 +220,7 @@ def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _announced(say: Callable[[str], None] | None, program: Program) -> Iterator[None]:
-    """Says that the program is compiled, if that takes longer than a second."""
+    """Announces the compilation if it takes longer than a second."""
     nodes = f"{program.benign} + {program.byzantine} nodes"
     words = f"compiling {program.rule.part.name} under {program.attack.part.name} for {nodes} ..."
     timer = threading.Timer(1.0, say or (lambda words: None), [words])
@@ -233,7 +233,7 @@ def _announced(say: Callable[[str], None] | None, program: Program) -> Iterator[
 
 
 def _stack(trees: Sequence, always: bool = False) -> Any:
-    """Host arrays of several runs with an axis for the runs; of a single one only if `always`."""
+    """Stacks the host arrays of several runs on a new first axis; those of a single run only if `always`."""
     if len(trees) == 1 and not always:
         return trees[0]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
@@ -251,7 +251,7 @@ def _diverged(now: Snapshot, run: int) -> tuple[int, int] | None:
 def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
     """Every number per evaluation and per round, by name."""
     curves = {name: values[run] for name, values in now.points.items()}
-    curves |= evaluation.summary(curves["accuracy"])  # the last ones per evaluation, by which files tell them
+    curves |= evaluation.summary(curves["accuracy"])  # last per-evaluation curves: `results.load` needs it
     for name, values in now.rounds.items():
         if name not in NOT_CURVES:
             name = CURVES.get(name, name)
@@ -262,7 +262,7 @@ def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
 
 
 def _latest(now: Snapshot, run: int) -> dict[str, Any]:
-    """The last value of every curve, the mean where it is one per node; whether and when it diverged."""
+    """The last value of every curve (the mean if there is one per node), and when the run diverged, if so."""
     curves = _curves(now, run)
     latest = {name: np.mean(values[-1]) for name, values in curves.items() if name != "accuracy"}
     return {**latest, "round": now.done, "diverged": _diverged(now, run)}

@@ -1,1 +1,1 @@
-"""The commands: `python -m ubar_jax.experiments.sweep`, `.plot`, `.report`, `.bench`; logic is importable."""
+"""Commands: `python -m ubar_jax.experiments.sweep`, `.plot`, `.report`, `.bench`; also importable."""

@@ -1,6 +1,6 @@
-"""What all commands share: flags and flagfiles, one way to say no, exit codes.
+"""Shared by all commands: flags, flagfiles, error messages and exit codes.
 
-Bad flags and settings end in one message, `error: ...`, and exit code 2; Ctrl-C in 130; a full disk in 1.
+Bad flags or settings print one message, `error: ...`; exit code 2. Ctrl-C: exit code 130. Full disk: 1.
 """
 
 import os
@@ -15,27 +15,27 @@ from ubar_jax.registry import ConfigError, shown
 
 
 def launch(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Runs a command's `main` with the flags parsed, and exits with what it returns."""
+    """Parses the flags, runs a command's `main`, and exits with the code that it returns."""
     app.run(lambda argv: guarded(main, argv), flags_parser=parse)
 
 
 def guarded(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
-    """`main`, with what the user can mend told in one message and not in a traceback."""
-    logging.set_verbosity(logging.FATAL)  # errors are reported in our own words, once
+    """Runs `main`; errors that the user can fix are printed as one message, without a traceback."""
+    logging.set_verbosity(logging.FATAL)  # errors are reported below, once
     try:
         return main(argv)
     except ConfigError as error:
         return refuse(error)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has left
+    except BrokenPipeError:  # the reader of a pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where this one was", file=sys.stderr)
+        print("\nstopped; run the same command to continue", file=sys.stderr)
         return 130
     except Exception as error:
         if not disk_is_full(error):
             raise
-        told = "the disk is full. Finished runs are whole; make room, and the same command goes on"
+        told = "the disk is full; finished runs are saved. Free space and run the same command to continue"
         print(f"error: {told}", file=sys.stderr)
         return 1
 
@@ -47,7 +47,7 @@ def refuse(error: Exception) -> int:
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Parses flags, those in flagfiles included; exits if they cannot be."""
+    """Parses flags, including those in flagfiles; exits if they are invalid."""
     try:
         return flags.FLAGS([argv[0], *expanded(argv[1:])])
     except (ConfigError, flags.Error) as error:
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def expanded(args: Sequence[str], inside: tuple[Path, ...] = ()) -> list[str]:
-    """The arguments with every --flagfile replaced by the lines of that file; `inside` are the open ones."""
+    """The arguments, with every --flagfile replaced by its lines; `inside` are the flagfiles being read."""
     found: list[str] = []
     left = list(args)
     while left:
@@ -89,7 +89,7 @@ def _lines(path: str, file: Path) -> list[str]:
 
 
 def must_be_named(*names: str) -> None:
-    """Refuses the empty text as the value of these flags."""
+    """Refuses the empty string as the value of these flags."""
     for name in names:
         flags.register_validator(
             name,

@@ -1,10 +1,10 @@
-"""Pictures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
+"""Figures of results: `python -m ubar_jax.experiments.plot --results=FOLDER`.
 
-Draws worst-node accuracy against epochs, a line per rule, in panels by two settings (--rows, --columns);
-heat maps of the final worst accuracy, rules by the setting of the columns, with their numbers as CSV; of up
-to three runs every node's accuracy; prints what a round costs; lists all runs of a folder in its runs.csv.
-Whatever else varies gets a figure of its own for each value. Figures are PNG and PDF. Repeat --results to
-read several folders as one.
+Draws worst-node accuracy against epochs, one line per rule, in panels by two settings (--rows, --columns);
+heat maps of the final worst-node accuracy, rules by the setting of the columns, with their numbers as CSV;
+and for up to three runs every node's accuracy. There is one figure per value of any other varying setting.
+Prints the seconds per round; writes all runs of a folder to its runs.csv. Figures are PNG and PDF. Repeat
+--results to combine several folders.
 """
 
 import collections
@@ -26,7 +26,7 @@ from ubar_jax.experiments import command
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import Run, load_runs, open_folder, varying, write_table
 
-# Okabe and Ito's colours; their lightness differs, and so do markers and dashes, for grey prints.
+# Colours of Okabe and Ito. Lightness, markers and dashes differ too, for prints in grey.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
@@ -34,15 +34,15 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0,
 STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"savefig.bbox": "tight"}
 PLAIN = {**STYLE, "axes.grid": False}
-ROWS, COLUMNS = 6, 5  # of panels in a figure, at most
+ROWS, COLUMNS = 6, 5  # most panels per figure
 
-# What panels may differ in: lines are rules, bands are seeds; rho and connection are in the specs.
+# Settings that panels may show. Lines are rules, bands are seeds; rho and connection are in the specs.
 SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
 SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
 
 
 def short(name: str, value: Any) -> str:
-    """A setting as a label: a spec without its arguments at default (but rho, which readers look for)."""
+    """A setting as a label: a spec without arguments that have their default value, except rho."""
     if not isinstance(value, str):
         return "default" if value is None else f"{value:g}"
     try:
@@ -73,7 +73,7 @@ def settings(runs: Sequence[Run], name: str) -> list:
 
 
 def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Run]]]:
-    """The runs apart by settings: [({name: value}, runs), ...], combinations without a run left out."""
+    """The runs grouped by settings: [({name: value}, runs), ...], without empty groups."""
     if not names:
         return [({}, list(runs))]
     name, *rest = names
@@ -85,7 +85,7 @@ def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any
 
 
 def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
-    """A run without attackers has ratio 0; it belongs to every ratio of its other settings."""
+    """Copies each run without attackers to every Byzantine ratio that occurs with its other settings."""
 
     def others(run):
         return dataclasses.replace(run.config, rule="", attack="", byzantine_ratio=0, seed=0)
@@ -102,7 +102,7 @@ def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
 
 
 def choose_panels(runs: Sequence[Run], rows: str | None, columns: str | None) -> tuple[str, str]:
-    """The settings of rows and columns: as given, else what varies (attack, then ratio, first)."""
+    """The settings of rows and columns: as given, else those that vary (attack first, then ratio)."""
     if rows is not None and rows == columns:
         raise ConfigError(f"--rows and --columns are both {rows!r}; give two different settings")
     free = [name for name in (*varying(runs, SETTINGS), *SETTINGS) if name not in (rows, columns)]
@@ -122,12 +122,12 @@ def panels(count: int, widest: int, size: float) -> tuple[Figure, np.ndarray]:
 
 
 def times(run: Run, unit: str) -> np.ndarray:
-    """[E] when the run was evaluated, in epochs or rounds."""
+    """[E] times of the run's evaluations, in epochs or rounds."""
     return run.curves["round"] / (run.summary["rounds_per_epoch"] if unit == "epoch" else 1)
 
 
 def time_unit(runs: Sequence[Run]) -> str:
-    """'round' if some run does not know how many rounds an epoch has."""
+    """'round' if some run has no record of rounds per epoch, else 'epoch'."""
     return "epoch" if all("rounds_per_epoch" in run.summary for run in runs) else "round"
 
 
@@ -135,14 +135,14 @@ def time_unit(runs: Sequence[Run]) -> str:
 def worst_accuracy(
     runs: Sequence[Run], rows: str, columns: str, names: Sequence[str], title: str = ""
 ) -> list[Figure]:
-    """Worst-node accuracy, a line a rule, a panel for each two values of `rows` and `columns`.
+    """Worst-node accuracy: one line per rule, one panel per pair of values of `rows` and `columns`.
 
-    Seeds are averaged; the band spans them. Columns that do not fit go on below, and what does not fit
-    there in a further figure. `names` are the rules of all figures, so that each keeps its colour.
+    Lines are means over seeds; bands span the seeds. Columns that do not fit continue below, then in
+    another figure. `names` are the rules of all figures, so that a rule has the same colour everywhere.
     """
     lines, steps, unit = settings(runs, rows), settings(runs, columns), time_unit(runs)
     strips_per_row = -(-len(steps) // COLUMNS)
-    width = -(-len(steps) // strips_per_row)  # rows of panels of about equal length
+    width = -(-len(steps) // strips_per_row)  # so that rows of panels have about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
     height = ROWS // len(lines) * len(lines) or ROWS
     shown = [name for name in names if name in settings(runs, "rule")]
@@ -173,7 +173,7 @@ def worst_accuracy(
 
 
 def _style(index: int) -> dict[str, Any]:
-    marker = MARKERS[(index + index // 8) % 8]  # the ninth line has the first's colour, not its marker
+    marker = MARKERS[(index + index // 8) % 8]  # line 9 has the colour of line 1, but not its marker
     return {"color": COLOURS[index % 8], "marker": marker, "ls": DASHES[index % 8], "ms": 4, "lw": 1.2}
 
 
@@ -184,15 +184,15 @@ def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
         index, x = names.index(labels["rule"]), times(own[0], unit)
         worst = np.stack([run.curves["worst"] for run in own])
         apart = max(1, len(x) // 5)
-        first = index % 4 * apart // 4  # markers of close lines must not cover each other
-        marked = [*range(first, len(x) - 1, apart), len(x) - 1]  # the last point is what tables quote
+        first = index % 4 * apart // 4  # so that markers of close lines do not overlap
+        marked = [*range(first, len(x) - 1, apart), len(x) - 1]  # tables show the last point: always mark it
         axis.plot(x, worst.mean(0), markevery=marked, **_style(index))
         look = {"color": COLOURS[index % 8], "alpha": 0.6 / max(4, len(names)), "lw": 0}
         axis.fill_between(x, worst.min(0), worst.max(0), **look)
 
 
 def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mean) -> pd.DataFrame:
-    """Final worst accuracy, rules by `columns`, the mean over seeds; NaN where there is no run."""
+    """Final worst-node accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
     down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
     table = pd.DataFrame(index=down, columns=across)
     for labels, group in split(runs, ["rule", columns]):
@@ -201,7 +201,7 @@ def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mea
 
 
 def final_worst_spread(runs: Sequence[Run], columns: str) -> pd.DataFrame:
-    """`final_worst`; of several seeds also the lowest and the highest, in columns of their own."""
+    """`final_worst`, and with several seeds also columns for the lowest and the highest seed."""
     tables = [final_worst(runs, columns)]
     for kind, f in {"lowest": np.min, "highest": np.max}.items() if varying(runs, ["seed"]) else ():
         tables.append(final_worst(runs, columns, f).add_suffix(f", {kind} seed"))
@@ -210,9 +210,9 @@ def final_worst_spread(runs: Sequence[Run], columns: str) -> pd.DataFrame:
 
 @matplotlib.rc_context(PLAIN)
 def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
-    """Final worst-node accuracy in per cent, rules by `columns`; the longer list goes down the page.
+    """Final worst-node accuracy in per cent, rules by `columns`; the longer list is vertical.
 
-    With several seeds a cell has their mean and, in brackets, the lowest and the highest.
+    With several seeds, a cell shows the mean and, in brackets, the lowest and the highest.
     """
     spread = bool(varying(runs, ["seed"]))
     tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max)]
@@ -241,7 +241,7 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def node_accuracy(runs: Sequence[Run]) -> Figure:
-    """Every benign node's accuracy, a panel a run: who is ruined, and when."""
+    """Accuracy of every benign node over time; one panel per run."""
     figure, axes = panels(len(runs), 4, 2.6)
     unit = time_unit(runs)
     for axis, run in zip(axes, runs, strict=True):
@@ -254,15 +254,15 @@ def node_accuracy(runs: Sequence[Run]) -> Figure:
 
 
 def run_words(run: Run) -> str:
-    """A run as the title of a panel, two lines."""
+    """The title of a run's panel, two lines."""
     rule, attack = (short(name, getattr(run.config, name)) for name in ("rule", "attack"))
     return f"{rule}, ratio {run.config.byzantine_ratio:g}, seed {run.config.seed}\n{attack}"
 
 
 def time_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Seconds by rule and, where they vary, by the settings that cost.
+    """Seconds by rule and by the settings that affect cost, if they vary.
 
-    A round is training, attack and aggregation; in runs that did not time their compilation it is in there.
+    A round is training, attack and aggregation; it includes compilation if the run did not time that.
     """
     costly = ["rule", *varying(runs, ("dataset", "model", "nodes", "topology", "batch_size"))]
     lines = []
@@ -278,7 +278,7 @@ def time_table(runs: Sequence[Run]) -> pd.DataFrame:
 def all_figures(
     runs: Sequence[Run], rows: str | None = None, columns: str | None = None
 ) -> Iterator[tuple[str, Figure, pd.DataFrame | None]]:
-    """(name, figure, a heat map's numbers), one for each combination of what else varies."""
+    """(name, figure, numbers of a heat map or None), per combination of the other varying settings."""
     runs = at_every_ratio(runs)
     rows, columns = choose_panels(runs, rows, columns)
     names, varied = settings(runs, "rule"), varying(runs, SETTINGS)
@@ -300,7 +300,7 @@ def file_name(stem: str, labels: dict[str, Any]) -> str:
 def draw_all(
     runs: Sequence[Run], folder: Path, rows: str | None = None, columns: str | None = None
 ) -> list[Path]:
-    """The figures of a sweep; returns the paths of the PNGs, beside which lie PDFs and CSVs."""
+    """Draws the figures of a sweep as PNG and PDF, with CSVs of heat maps; returns the paths of the PNGs."""
     drawn = list(all_figures(runs, rows, columns))
     if len(runs) <= 3:
         drawn.append(("node_accuracy", node_accuracy(runs), None))
@@ -313,20 +313,20 @@ def draw_all(
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
-    """The runs of several folders as one."""
+    """The runs of several folders."""
     if not (runs := load_runs(*folders)):
         raise ConfigError(f"no finished run in {', '.join(folders)}; give --results=FOLDER of a sweep")
     return runs
 
 
 def launch(work: Callable[[list[Run], Path], None]) -> None:
-    """Defines the flags that plot and report share, and calls `work` with the runs and where to write."""
-    flags.DEFINE_multi_string("results", ["results"], "Folder of a sweep; repeat to read several as one.")
-    flags.DEFINE_string("out", None, "Folder to write to; unset: the first of --results.")
+    """Defines the flags of plot and report, and calls `work` with the runs and the output folder."""
+    flags.DEFINE_multi_string("results", ["results"], "Folder of a sweep; repeat to combine several.")
+    flags.DEFINE_string("out", None, "Folder to write to; default: the first of --results.")
     command.must_be_named("results", "out")
     for name in ("rows", "columns"):
         flags.DEFINE_enum(
-            name, None, SETTINGS, f"Setting by which {name} of panels differ; unset: what varies."
+            name, None, SETTINGS, f"Setting shown in the {name} of panels; default: one that varies."
         )
 
     def main(argv: Sequence[str]) -> None:
@@ -343,7 +343,7 @@ def draw(runs: list[Run], folder: Path) -> None:
     paths = draw_all(runs, folder, flags.FLAGS.rows, flags.FLAGS.columns)
     table = time_table(runs)
     table.to_csv(folder / "time_table.csv", float_format="%.6f", index=False)
-    print("seconds: of a round (mean, lowest and highest run), of all evaluations of a run, of compilation")
+    print("seconds: per round (mean, lowest and highest run), for all evaluations of a run, for compilation")
     print(
         table.to_string(index=False, float_format="%.4f", na_rep=""),
         *paths,

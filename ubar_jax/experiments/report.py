@@ -1,8 +1,8 @@
-"""One self-contained page of results: `python -m ubar_jax.experiments.report --results=FOLDER`.
+"""One self-contained HTML page of results: `python -m ubar_jax.experiments.report --results=FOLDER`.
 
-Writes report.html: a summary table, all figures of `plot` (--rows and --columns as there), the networks with
-their attackers, every node's accuracy and who accepted whom in each rule's worst run, the notices of the
-runs, times, the command, date and versions. Repeat --results to read several folders as one.
+Writes report.html: a summary table, all figures of `plot` (with its flags --rows and --columns), the networks
+with their attackers, every node's accuracy and the accepted messages in each rule's worst run, notices,
+times, command, date and versions. Repeat --results to combine several folders.
 """
 
 import base64
@@ -52,24 +52,24 @@ pre {{ background: #f2f2f2; padding: 0.6rem; white-space: pre-wrap }}
 {sections}
 </body></html>
 """
-SUMMARY = """Final accuracy on the whole test set: of the worst benign node (mean over seeds, the lowest and
-the highest seed), and the mean of all benign nodes."""
-NOTICES = "What the simulator changed or found worth knowing, and in how many runs."
-FIGURES = """The worst benign node. Runs without attackers have no Byzantine ratio and are shown at each. Heat
-maps are drawn where rules and the setting of the columns both vary."""
-NETWORKS = "One for every topology, number of nodes and number of attackers, each at its first seed."
-NODES = "Of each rule the run whose worst node ended lowest, over all attacks, settings and seeds."
-EDGES = """In the same runs: the share of rounds in which a node (row) accepted what a neighbour (column)
-sent. Byzantine senders are right of the line, under the bar. Blank: not neighbours."""
-TIME = """Seconds: of a round (mean, lowest and highest run), of all evaluations of a run, of compilation. A
-round is training, attack and aggregation; where compilation was not timed, it is in there."""
+SUMMARY = """Final accuracy on the whole test set: of the worst benign node (mean over seeds, lowest and
+highest seed), and the mean over all benign nodes."""
+NOTICES = "Changes and remarks by the simulator, and in how many runs."
+FIGURES = """Accuracy of the worst benign node. Runs without attackers have no Byzantine ratio and are shown
+at every ratio. Heat maps are drawn if both the rules and the setting of the columns vary."""
+NETWORKS = "One network per topology, number of nodes and number of attackers, each at its first seed."
+NODES = "One run per rule: that with the lowest final worst-node accuracy, over all settings and seeds."
+EDGES = """The same runs: share of rounds in which a node (row) accepted the message of a neighbour (column).
+Byzantine senders are to the right of the line, under the bar. Blank: not neighbours."""
+TIME = """Seconds per round (mean, lowest and highest run), for all evaluations of a run, and for
+compilation. A round is training, attack and aggregation; it includes compilation if that was not timed."""
 BAD = plot.COLOURS[1]
 
 
 def page(
     runs: Sequence[Run], folders: Sequence[Path], rows: str | None = None, columns: str | None = None
 ) -> str:
-    """The page; the commands and failures of `folders` are in it."""
+    """The HTML page, with the commands and failures recorded in `folders`."""
     worst = [
         min(group, key=lambda run: (run.summary["worst"], run.config.seed))
         for _, group in plot.split(runs, ["rule"])
@@ -98,7 +98,7 @@ def page(
 
 
 def title(runs: Sequence[Run]) -> str:
-    """What the runs are about: how many, their rules, attacks and data sets."""
+    """Title: rules, attacks, data sets and number of runs."""
 
     def told(name):
         values = [plot.short(name, value) for value in plot.settings(runs, name)]
@@ -109,7 +109,7 @@ def title(runs: Sequence[Run]) -> str:
 
 
 def notices(runs: Sequence[Run]) -> list[str]:
-    """Every notice with the runs that gave it, counted by rule and attack."""
+    """A table of the notices, with the number of runs and the attacks."""
     told = collections.defaultdict(list)
     for run in runs:
         for notice in run.summary.get("notices", []):
@@ -135,7 +135,7 @@ def table(frame: pd.DataFrame, wrap: bool = False) -> str:
 
 
 def image(name: str, figure: Figure) -> str:
-    """A figure inside the page."""
+    """A figure as HTML, embedded in the page."""
     figure.savefig(buffer := io.BytesIO(), format="png", dpi=120)
     inside = base64.b64encode(buffer.getvalue()).decode()
     alt = html.escape(name.replace("_", " "))
@@ -143,7 +143,7 @@ def image(name: str, figure: Figure) -> str:
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """Final accuracy by rule and what varies, seeds together; and the settings that all runs share."""
+    """Final accuracy by rule and varying settings, over all seeds; and the settings common to all runs."""
     varied = ["rule", *varying(runs, plot.SETTINGS)]
     lines: list[dict[str, Any]] = []
     for labels, group in plot.split(runs, varied):
@@ -174,7 +174,7 @@ def network(run: Run) -> nx.Graph:
 
 
 def networks(runs: Sequence[Run]) -> list[str]:
-    """The networks of the runs, drawn; those that cannot be built again are named."""
+    """Drawings of the runs' networks; names those that cannot be built again."""
     first: dict[tuple[str, int, int], Run] = {}
     graphs, lost = [], []
     for _, (run, *_) in plot.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
@@ -182,14 +182,14 @@ def networks(runs: Sequence[Run]) -> list[str]:
     for run in first.values():
         try:
             graphs.append((run, network(run)))
-        except ConfigError as error:  # a plugin's topology, a graph file that is gone
+        except ConfigError as error:  # a plugin's topology, or a missing graph file
             lost.append(text(f"{run.config.topology} cannot be drawn: {error}"))
     return ([image("networks with their attackers", draw_networks(graphs))] if graphs else []) + lost
 
 
 @matplotlib.rc_context(plot.PLAIN)
 def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
-    """A panel a network: benign nodes are light circles, Byzantine ones dark squares."""
+    """One panel per network: benign nodes are light circles, Byzantine nodes dark squares."""
     figure, axes = plot.panels(len(graphs), 3, 3.2)
     for axis, (run, graph) in zip(axes, graphs, strict=True):
         benign, places = run.config.nodes, nx.kamada_kawai_layout(graph)
@@ -213,7 +213,7 @@ def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
 
 
 def accepted(runs: Sequence[Run]) -> list[str]:
-    """The picture of accepted edges, and the names of rules that have none."""
+    """The figure of accepted edges, and the names of rules that have none."""
     selecting = [run for run in runs if run.curves["accepted"].any()]
     others = [plot.short("rule", run.config.rule) for run in runs if not run.curves["accepted"].any()]
     parts = [image("accepted edges", accepted_edges(selecting))] if selecting else []
@@ -225,12 +225,12 @@ def accepted(runs: Sequence[Run]) -> list[str]:
 
 @matplotlib.rc_context(plot.PLAIN)
 def accepted_edges(runs: Sequence[Run]) -> Figure:
-    """Share of rounds in which the receiver (row) accepted the sender (column), a panel a run."""
+    """Share of rounds in which the receiver (row) accepted the sender (column); one panel per run."""
     figure, axes = plot.panels(len(runs), 3, 3.2)
     for axis, run in zip(axes, runs, strict=True):
         share = run.curves["accepted"] / run.config.rounds
         benign, n = share.shape
-        with contextlib.suppress(ConfigError):  # if it cannot be built again, nothing is blank
+        with contextlib.suppress(ConfigError):  # if the network cannot be built again, no cell is blank
             share[nx.to_numpy_array(network(run), nodelist=range(n))[:benign] == 0] = np.nan
         picture = axis.imshow(share, vmin=0, vmax=1, cmap="cividis", aspect="auto")
         if n > benign:
@@ -245,7 +245,7 @@ def accepted_edges(runs: Sequence[Run]) -> Figure:
 
 
 def _read(path: Path) -> dict:
-    """A JSON file; nothing if it is not there or damaged."""
+    """The contents of a JSON file; {} if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -253,7 +253,7 @@ def _read(path: Path) -> dict:
 
 
 def provenance(folder: Path) -> str:
-    """The command of a sweep's folder and what else the sweep noted."""
+    """The command recorded in a sweep's folder, and its other records."""
     noted = _read(folder / "sweep.json")
     command, date = (noted.pop(name, f"{name} not recorded") for name in ("command", "date"))
     parts = [text(f"{folder.absolute().name}, {date}", "h3"), text(command, "pre")]
@@ -264,9 +264,9 @@ def provenance(folder: Path) -> str:
 
 
 def versions(runs: Sequence[Run]) -> list[str]:
-    """The software and device that the runs noted."""
+    """The versions and devices recorded by the runs."""
     said = [f"{json.dumps(run.summary['versions'])} on {run.summary['device']}" for run in runs]
-    return [text(f"{count} runs noted {words}") for words, count in collections.Counter(said).items()]
+    return [text(f"{count} runs: {words}") for words, count in collections.Counter(said).items()]
 
 
 def write(runs: list[Run], out: Path) -> None:

@@ -1,13 +1,13 @@
 """Runs a grid of settings: `python -m ubar_jax.experiments.sweep --flagfile=FILE`.
 
-Repeat a flag to give it several values; the sweep is the product of all lists. `list` instead of
+Repeat a flag to give it several values; the sweep is the product of all lists. The word `list` instead of
 flags prints every rule, attack, topology, data set and model. Flagfiles may include flagfiles
-(--flagfile=OTHER on a line of its own); a repeated flag ADDS to the list that a flagfile began.
+(--flagfile=OTHER on its own line); a repeated flag ADDS to the list that a flagfile started.
 
-Runs that share a program are compiled once. Finished runs are in the results folder, each whole; killed
-or stopped, the same command goes on where it was. Exit code: 0 all done; 1 a run failed (its folder has
-failed.json; the same command tries it again) or the disk is full; 2 bad flags or settings; 3 none failed,
-but a run diverged; 130 stopped by Ctrl-C.
+Runs that share a program are compiled once. Every finished run is in the results folder. After a kill or
+Ctrl-C, the same command continues. Exit codes: 0 all done; 1 a run failed (its folder has failed.json; the
+same command repeats it) or the disk is full; 2 bad flags or settings; 3 no run failed, but one diverged;
+130 stopped by Ctrl-C.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ DEFAULT = Config()
 flags.DEFINE_multi_string("rule", [DEFAULT.rule], "Aggregation rule, such as ubar(rho=0.4).")
 flags.DEFINE_multi_string("attack", [DEFAULT.attack], "What Byzantine nodes send, such as gaussian(std=1).")
 flags.DEFINE_multi_string("topology", [DEFAULT.topology], "Network, such as torus.")
-flags.DEFINE_multi_string("dataset", [DEFAULT.dataset], "digits, mnist, cifar10 or any other tfds name.")
+flags.DEFINE_multi_string("dataset", [DEFAULT.dataset], "Data set: digits, mnist, cifar10, any tfds name.")
 flags.DEFINE_multi_string("model", [DEFAULT.model], "Model, such as mlp, or your own package.module:Class.")
 flags.DEFINE_multi_string("sharding", [DEFAULT.sharding], "How the training set is split over the nodes.")
-flags.DEFINE_multi_string("optimizer", [DEFAULT.optimizer], "What turns a node's gradients into steps.")
-flags.DEFINE_multi_string("schedule", [DEFAULT.schedule], "Factor of the learning rate, by epochs.")
+flags.DEFINE_multi_string("optimizer", [DEFAULT.optimizer], "Optimizer of every node, such as sgd.")
+flags.DEFINE_multi_string("schedule", [DEFAULT.schedule], "Factor of the learning rate per epoch.")
 flags.DEFINE_multi_integer("nodes", [DEFAULT.nodes], "Number of benign nodes; Byzantine ones are added.")
 flags.DEFINE_multi_float(
     "byzantine_ratio",
@@ -50,39 +50,39 @@ flags.DEFINE_multi_float(
 )
 flags.DEFINE_multi_float(
     "connection",
-    [DEFAULT.connection],  # type: ignore[list-item]  # None in canonical configs only
-    "Probability of a link between two nodes, for topologies that leave `connection` open.",
+    [DEFAULT.connection],  # type: ignore[list-item]  # None only in canonical configs
+    "Probability of a link between two nodes, for topologies whose spec does not set `connection`.",
 )
 flags.DEFINE_multi_string(
     "rho",
     [str(DEFAULT.rho)],
-    "Share of a node's neighbours that rules assume to be benign, for rules that leave `rho` open: a number "
-    "in (0, 1], conservative (one neighbour) or oracle (the true share).",
+    "Share of a node's neighbours that the rule assumes to be benign, for rules whose spec does not set "
+    "`rho`: a number in (0, 1], conservative (one neighbour) or oracle (the true share).",
 )
 flags.DEFINE_multi_float(
     "alpha",
     None,
-    "Weight of a node's own model in the mix, from 0 to 1; unset: the rule's own.",
+    "Weight of a node's own model in the mix, from 0 to 1; default: set by the rule.",
 )
-flags.DEFINE_multi_float("learning_rate", [DEFAULT.learning_rate], "Learning rate of the first epoch.")
+flags.DEFINE_multi_float("learning_rate", [DEFAULT.learning_rate], "Learning rate in the first epoch.")
 flags.DEFINE_multi_integer("batch_size", [DEFAULT.batch_size], "Training examples per node and round.")
 flags.DEFINE_multi_integer("rounds", [DEFAULT.rounds], "Rounds per run: one SGD step and one exchange each.")
-flags.DEFINE_multi_string("seeds", [str(DEFAULT.seed)], "Seeds, as 0,1,2 or repeated.")
+flags.DEFINE_multi_string("seeds", [str(DEFAULT.seed)], "Seeds: 0,1,2 or a repeated flag.")
 flags.DEFINE_integer("eval_every", DEFAULT.eval_every, "Rounds between two evaluations.")
 flags.DEFINE_integer(
     "eval_size",
     None,
-    "Test examples per evaluation; unset: all. The last evaluation always takes all.",
+    "Test examples per evaluation; default: all. The last evaluation always uses all.",
 )
 flags.DEFINE_string("results", "results", "Folder for results and figures.")
 flags.DEFINE_bool("save_models", False, "Keep every node's final parameters (models.npz).")
 flags.DEFINE_bool(
-    "dry_run", False, "Print the runs, the compile groups and an estimate of the time, and write no result."
+    "dry_run", False, "Print the runs, the compile groups and an estimate of the time; write nothing."
 )
-flags.DEFINE_integer("width", None, "Runs of a group side by side; by default 1 on a CPU.", lower_bound=1)
-flags.DEFINE_float("checkpoint_seconds", 60, "Least number of seconds between two checkpoints.")
+flags.DEFINE_integer("width", None, "Runs of a group side by side; default: 1 on a CPU.", lower_bound=1)
+flags.DEFINE_float("checkpoint_seconds", 60, "Minimum number of seconds between two checkpoints.")
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
-flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers parts of your own.")
+flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers your own parts.")
 flags.register_validator("checkpoint_seconds", lambda v: v >= 0, message="must be a number >= 0")
 command.must_be_named("results")
 
@@ -92,7 +92,7 @@ GRID += ("rounds", "seeds")
 
 
 def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:
-    """The product of the lists, each run once, and notices."""
+    """(product of the lists, with each run once, notices)."""
     values = {k: list(v) if v else [None] for k, v in values.items()}
     values["rho"] = [_number_or_word(rho) for rho in values["rho"]]
     values["seed"] = [_seed(s) for text in values.pop("seeds") for s in text.split(",")]
@@ -109,7 +109,7 @@ def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:
 
 
 def describe(plan: Plan, width: int | None) -> str:
-    """The runs that are left by compile group, and an estimate of their time."""
+    """The remaining runs by compile group, and an estimate of their time."""
     lines = []
     names = [f.name for f in dataclasses.fields(Config)]
     left = plan.left
@@ -146,7 +146,7 @@ def listing() -> str:
 
 
 def load_plugin(name: str) -> None:
-    """Imports a module, or a file by its path, for what it registers."""
+    """Imports a module, or a file by its path, so that it registers its parts."""
     try:
         if name.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(name).stem, name)
@@ -222,7 +222,7 @@ def _tell(notices: Sequence[str]) -> None:
 
 
 def conclude(folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
-    """Prints what came of the sweep, writes it down, draws; returns the exit code."""
+    """Prints and saves the outcome of the sweep and draws its figures; returns the exit code."""
     from ubar_jax.experiments import plot
 
     runs = [results.load_run(folder / digest) for digest in plan.configs if digest not in outcome.failed]
@@ -249,7 +249,7 @@ def conclude(folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
         )
     if outcome.failed:
         print(
-            f"{len(outcome.failed)} of {len(plan.configs)} runs failed; the same command tries them again",
+            f"{len(outcome.failed)} of {len(plan.configs)} runs failed; the same command repeats them",
             file=sys.stderr,
         )
         return 1

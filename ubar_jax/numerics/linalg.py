@@ -1,6 +1,6 @@
-"""Everything that touches a matrix of models, [n, d] or [m, d].
+"""Distances, means and ranks of models, [n, d] or [m, d].
 
-Products run at the highest precision: a GPU's default (TF32) ruins distances and rounds models.
+Products run at the highest precision: the default on GPUs (TF32) is too coarse for distances and models.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from ubar_jax.types import Inbox
 HIGHEST = lax.Precision.HIGHEST
 
 
-BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf
+BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf = NaN
 
 
 def drop_bad(inbox: Inbox) -> Inbox:
-    """Without the messages that are non-finite or whose squared norm overflows float32.
+    """Drop messages that are non-finite or whose squared norm overflows float32.
 
-    Their slots are masked off and their rows zeroed: 0 * NaN would poison a weighted sum.
+    Their slots are masked out and their rows set to zero: 0 * NaN would spoil a weighted sum.
     """
     good = usable(inbox.sent)
     sent = jnp.where(good[:, None], inbox.sent, 0)
@@ -29,12 +29,12 @@ def drop_bad(inbox: Inbox) -> Inbox:
 
 
 def usable(x: Array) -> Array:
-    """[n] which rows are finite and have a squared norm in the range of float32."""
+    """[n] whether the row is finite and its squared norm fits float32."""
     return jnp.isfinite(_squares(x))
 
 
 def own_distances(inbox: Inbox) -> Array:
-    """[r, K] squared distances from own model to the message in every slot, +inf in empty ones."""
+    """[r, K] squared distance from own model to the message in each slot, +inf for empty slots."""
 
     def products(own, sent):
         return _squares(own), _squares(sent), jnp.matmul(own, sent.T, precision=HIGHEST)
@@ -46,9 +46,9 @@ def own_distances(inbox: Inbox) -> Array:
 
 
 def slot_grams(inbox: Inbox) -> Array:
-    """[r, K, K] inner products of the messages in every two slots, about the receivers' mean.
+    """[r, K, K] inner products of the messages in each pair of slots, centred at the receivers' mean.
 
-    One [m, m] matrix for the whole network, exactly symmetric, shared by all receivers.
+    Read from one exactly symmetric [m, m] matrix that all receivers share.
     """
     gram = _centred(lambda own, sent: jnp.matmul(sent, sent.T, precision=HIGHEST), inbox)
     gram = (gram + gram.T) / 2
@@ -56,9 +56,9 @@ def slot_grams(inbox: Inbox) -> Array:
 
 
 def slot_distances(inbox: Inbox) -> Array:
-    """[r, K, K] squared distances between the messages in every two slots, exactly symmetric.
+    """[r, K, K] squared distances between the messages in each pair of slots, exactly symmetric.
 
-    +inf from a slot to itself and to and from empty ones.
+    +inf on the diagonal and for empty slots.
     """
     grams = slot_grams(inbox)
     norms = jnp.diagonal(grams, axis1=1, axis2=2)
@@ -69,7 +69,7 @@ def slot_distances(inbox: Inbox) -> Array:
 
 
 def mean(inbox: Inbox, selected: Array) -> Array:
-    """[r, d] mean of the selected slots' messages ([r, K] bool), own model where there is none."""
+    """[r, d] mean of the messages in the selected slots ([r, K] bool); own model if none is selected."""
     counts = jnp.sum(selected, axis=1)
     mixed = weighted_mean(inbox, selected / jnp.maximum(counts, 1)[:, None])
     return jnp.where((counts > 0)[:, None], mixed, inbox.own)
@@ -81,7 +81,7 @@ def only(inbox: Inbox, selected: Array) -> Array:
 
 
 def weighted_mean(inbox: Inbox, weights: Array) -> Array:
-    """[r, d] sum of weights [r, K] times messages, as weights [r, m] of all messages times messages."""
+    """[r, d] sum of messages times weights [r, K], computed as weights [r, m] @ messages [m, d]."""
     receivers = jnp.arange(len(weights))[:, None]
     of_messages = jnp.zeros((len(weights), len(inbox.sent))).at[receivers, inbox.rows]
     weights = of_messages.add(jnp.where(inbox.graph.mask, weights, 0))
@@ -89,7 +89,7 @@ def weighted_mean(inbox: Inbox, weights: Array) -> Array:
 
 
 def with_own(inbox: Inbox) -> Inbox:
-    """The inbox with one more slot, the last, in which every receiver finds its own model."""
+    """The inbox with one more slot at the end, which holds the receiver's own model."""
     rows = len(inbox.sent) + jnp.arange(len(inbox.own), dtype=inbox.rows.dtype)
     ones = jnp.ones((len(inbox.own), 1), bool)
     return inbox._replace(
@@ -100,7 +100,7 @@ def with_own(inbox: Inbox) -> Inbox:
 
 
 def undefended_mean(inbox: Inbox) -> Array:
-    """[r, d] mean of all slots' messages, whatever they hold; only those who hear a NaN get it."""
+    """[r, d] mean of all received messages, unchecked; a NaN affects only the receivers of that message."""
 
     def slot_by_slot():
         def add(k, total):
@@ -115,14 +115,14 @@ def undefended_mean(inbox: Inbox) -> Array:
 
 
 def ranks(values: Array) -> Array:
-    """[r, K] rank of each value in its row, 0 the smallest; the first of equal values is smaller."""
+    """[r, K] rank of each value in its row, 0 for the smallest; of equal values the first ranks lower."""
     return jnp.argsort(jnp.argsort(values, axis=1, stable=True), axis=1)
 
 
 def argmax(values: Array) -> Array:
-    """[n] where each row of [n, d], without NaN, is largest; jnp.argmax is slow over long rows on the CPU.
+    """[n] index of the maximum of each row [d] without NaN; jnp.argmax is slow for long rows on the CPU.
 
-    The first window that holds the largest value, then the place in it.
+    Finds the first window that contains the maximum, then the position within it.
     """
     size = min(values.shape[1], 64)
     pad = -values.shape[1] % size
@@ -133,10 +133,10 @@ def argmax(values: Array) -> Array:
 
 
 def _centred(products: Callable, inbox: Inbox):
-    """products(own, sent), sums over coordinates, of rows centred at the receivers' mean.
+    """products(own, sent) of rows centred at the receivers' mean; products must be sums over coordinates.
 
-    Near consensus the norms are then as small as the distances, and no digits are lost. On the CPU by
-    blocks of coordinates that stay in the cache: whole centred matrices would be written and read back.
+    Near consensus the centred norms are as small as the distances, so no digits cancel. On the CPU it runs
+    over blocks of coordinates that fit the cache, which avoids writing whole centred matrices to memory.
     """
     usual = _usual(inbox.own)
 
@@ -159,12 +159,12 @@ def _centred(products: Callable, inbox: Inbox):
 
 
 def centre_of(x: Array) -> Array:
-    """[1, d] mean of the rows, without those that are far off."""
+    """[1, d] mean of the rows, excluding outliers (see `_usual`)."""
     return _mean_of(_usual(x), x)
 
 
 def _usual(x: Array) -> Array:
-    """[n] which rows are at most twice as long as the median one: a single one at 1e9 would be the mean."""
+    """[n] whether the norm is at most twice the median norm; one row of norm 1e9 would dominate the mean."""
     squares = _squares(x)
     finite = jnp.isfinite(squares)
     median = jnp.sort(jnp.where(finite, squares, jnp.inf))[(len(x) - 1) // 2]
@@ -172,11 +172,11 @@ def _usual(x: Array) -> Array:
 
 
 def _mean_of(chosen: Array, x: Array) -> Array:
-    """[1, d] mean of the chosen rows, 0 of none."""
+    """[1, d] mean of the chosen rows, 0 if there are none."""
     total = jnp.sum(jnp.where(chosen[:, None], x, 0), axis=0, keepdims=True)
     return total / jnp.maximum(jnp.sum(chosen), 1)
 
 
 def _squares(x: Array) -> Array:
-    """[n] squared norms: on the CPU faster, and with more digits, than products of rows with themselves."""
+    """[n] squared norms; on the CPU faster and more accurate than inner products of the rows."""
     return jnp.sum(jnp.square(x), axis=1)

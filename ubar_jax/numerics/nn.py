@@ -1,13 +1,13 @@
-"""Work over stacked models: how nodes are laid out, and convolutions and pools made for it.
+"""Mapping over stacked models, and convolutions and pools that are fast under it.
 
-A vmapped convolution over stacked weights is a grouped convolution, slow on the CPU and in its CUDA
-backward pass, and autodiff's gradients of convolutions and pools are slower still. So both are written
-out here, with their gradients, once for each kind of machine. On the CPU models run one at a time and
-images lie batch last, [H, W, C, b]: what one output pixel sees is then a matrix [k k C, b] whose rows
-are contiguous, a convolution is a loop of matrix products over pixels, and pools are vectorised over
-the batch. Elsewhere models run side by side, and a convolution is one matrix product over all patches,
-batched over the models. `lax.platform_dependent` chooses where the program is lowered, so that a
-program lowered here for CUDA is the one that CUDA gets.
+A vmapped convolution over stacked weights is a grouped convolution, which is slow on the CPU and in its
+CUDA backward pass; autodiff's gradients of convolutions and pools are slower still. Both are therefore
+written out here with their gradients, once for the CPU and once for accelerators. On the CPU models run
+one at a time and images are stored batch last, [H, W, C, b]: the receptive field of an output pixel is a
+matrix [k k C, b] with contiguous rows, a convolution is a loop of matrix products over pixels, and pools
+are vectorised over the batch. On accelerators models run in parallel, and a convolution is one matrix
+product over all patches, batched over models. `lax.platform_dependent` chooses when the program is lowered,
+so a program lowered for CUDA on a CPU machine is the one that runs on CUDA.
 """
 
 import functools
@@ -18,12 +18,12 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr
 
-MEMORY = 4 * 2**30  # bytes that models side by side may fill on an accelerator
+MEMORY = 4 * 2**30  # bytes that parallel models may use on an accelerator
 UNFUSED = ("dot_general", "conv_general_dilated", "concatenate")
 
 
 def each(f, *stacked):
-    """f over the leading axis of `stacked`: one at a time on the CPU, elsewhere as many as MEMORY holds."""
+    """Map f over the leading axis: one at a time on the CPU, elsewhere in batches that fit into MEMORY."""
 
     def one_by_one(*stacked):
         return lax.map(lambda one: f(*one), stacked)
@@ -37,9 +37,9 @@ def each(f, *stacked):
 
 
 def footprint(jaxpr: ClosedJaxpr) -> int:
-    """Bytes of a program's arguments and of what it must put into memory: products and their patches.
+    """Bytes of a program's arguments and of the arrays it must materialise: products and their patches.
 
-    What is computed element by element is taken to be fused. It counts as if nothing were ever freed.
+    Elementwise operations are assumed to be fused, and no array is assumed to be freed.
     """
 
     def size(avals):
@@ -96,7 +96,7 @@ def _conv_backward(pad, saved, g):
         patches = _patches(x, len(w), pad)
         return jnp.tensordot(patches, g, axes=((0, 1, 2), (0, 1, 2))).reshape(w.shape), g.sum((0, 1, 2))
 
-    # Two choices, not one, so that the gradient of the data, which nobody needs, is not computed.
+    # Two calls, so that XLA can drop the gradient of the input images, which is not needed.
     return (
         lax.platform_dependent(x, w, g, cpu=dx_cpu, default=dx_accelerator),
         *lax.platform_dependent(x, w, g, cpu=dw_cpu, default=dw_accelerator),
@@ -107,7 +107,7 @@ conv.defvjp(_conv_forward, _conv_backward)
 
 
 def _patches(x: Array, k: int, pad: int) -> Array:
-    """[b, H, W, C] -> [b, H', W', k k C], what every output pixel sees, row by row."""
+    """[b, H, W, C] -> [b, H', W', k k C]: the receptive field of each output pixel, row by row."""
     x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     height, width = (side - k + 1 for side in x.shape[1:3])
     shifted = [x[:, i : i + height, j : j + width] for i in range(k) for j in range(k)]
@@ -125,7 +125,7 @@ def _batch_first(x: Array) -> Array:
 
 
 def _in_order(x: Array) -> Array:
-    """x, in memory in the order of its axes: left alone, XLA may keep another and work in strides."""
+    """x with row-major layout; otherwise XLA may choose another layout and access memory with strides."""
     return with_layout_constraint(jnp.asarray(x), Layout(tuple(range(x.ndim))))
 
 
@@ -138,18 +138,18 @@ def _cropped(x: Array, pad: int) -> Array:
 
 
 def _positions(height: int, width: int) -> Array:
-    """[height width, 4] where every pixel is in an array [height, width, ., .], row by row."""
+    """[height width, 4] start index of each pixel in an array [height, width, ., .], row by row."""
     row, column = jnp.divmod(jnp.arange(height * width), width)
     return jnp.stack([row, column, jnp.zeros_like(row), jnp.zeros_like(row)], axis=1)
 
 
 def _window(x: Array, at: Array, k: int) -> Array:
-    """[H, W, C, b] -> [k k C, b]: the square of side k from position `at` on."""
+    """[H, W, C, b] -> [k k C, b]: the k x k window that starts at `at`."""
     return lax.dynamic_slice(x, at, (k, k, *x.shape[2:])).reshape(-1, x.shape[3])
 
 
 def _pixels(x: Array, w: Array, bias: Array) -> Array:
-    """[H, W, C, b], [k, k, C, O], [O] -> [H', W', O, b]."""
+    """Convolution, batch last: [H, W, C, b], [k, k, C, O], [O] -> [H', W', O, b]."""
     k, o = len(w), w.shape[3]
     height, width = (side - k + 1 for side in x.shape[:2])
     kernel = w.reshape(-1, o).T
@@ -158,7 +158,7 @@ def _pixels(x: Array, w: Array, bias: Array) -> Array:
 
 
 def _pixels_dx(g: Array, w: Array, side: list[int]) -> Array:
-    """[H', W', O, b], [k, k, C, O] -> [H, W, C, b]: every pixel adds to what it saw."""
+    """[H', W', O, b], [k, k, C, O] -> [H, W, C, b]: each output pixel adds to its window."""
     k, _, c, o = w.shape
     kernel = w.reshape(-1, o)
 
@@ -170,7 +170,7 @@ def _pixels_dx(g: Array, w: Array, side: list[int]) -> Array:
 
 
 def _pixels_dw(x: Array, g: Array, k: int) -> tuple[Array, Array]:
-    """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: the sums over what every pixel saw."""
+    """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: sums over output pixels."""
     c, o = x.shape[2], g.shape[2]
 
     def add(total, at):
@@ -185,7 +185,7 @@ def _pixels_dw(x: Array, g: Array, k: int) -> tuple[Array, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def max_pool(x: Array, window: int, stride: int) -> Array:
-    """[b, H, W, C] -> maxima of square windows, no padding; ties send their gradient to the first."""
+    """[b, H, W, C] -> maxima of square windows, no padding; in a tie the first gets the gradient."""
 
     def pool(x):
         return functools.reduce(jnp.maximum, _views(x, window, stride))
@@ -194,7 +194,7 @@ def max_pool(x: Array, window: int, stride: int) -> Array:
 
 
 def _over_images(f, *arrays):
-    """f, on arrays that begin with [H, W], over images: batch last on the CPU, one by one elsewhere."""
+    """Apply f, defined on [H, W, ...], to arrays [b, H, W, C]: batch last on the CPU, vmapped elsewhere."""
 
     def cpu(*arrays):
         return jax.tree.map(_batch_first, f(*map(_batch_last, arrays)))
@@ -203,7 +203,7 @@ def _over_images(f, *arrays):
 
 
 def _views(x: Array, window: int, stride: int) -> list[Array]:
-    """[H, W, ...] as every offset of the window sees it, row by row."""
+    """Strided views of [H, W, ...], one per offset within the window, row by row."""
     rows, columns = ((side - window) // stride + 1 for side in x.shape[:2])
     return [
         x[i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
@@ -215,7 +215,7 @@ def _views(x: Array, window: int, stride: int) -> list[Array]:
 def _pool_forward(x, window, stride):
     def pool(x):
         views = _views(x, window, stride)
-        best, where = views[0], jnp.zeros(views[0].shape, jnp.int32)  # as wide as x, for the vector unit
+        best, where = views[0], jnp.zeros(views[0].shape, jnp.int32)  # same width as x, for SIMD
         for index, view in enumerate(views[1:], 1):
             where = jnp.where(view > best, index, where)
             best = jnp.maximum(best, view)
@@ -231,8 +231,8 @@ def _pool_backward(window, stride, saved, g):
     rows, columns = -(-height // stride), -(-width // stride)
 
     def spread(where, g):
-        # Input (stride a + p, stride b + q) is phase (p, q) at (a, b); windows that begin up to
-        # `before` earlier reach it.
+        # Input (stride a + p, stride b + q) is entry (a, b) of phase (p, q). It is covered by windows
+        # that start up to `before` strides earlier.
         edges = ((before, rows - g.shape[0]), (before, columns - g.shape[1]), *((0, 0),) * (g.ndim - 2))
         where, g = jnp.pad(where, edges, constant_values=-1), jnp.pad(g, edges)
 

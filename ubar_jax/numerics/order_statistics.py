@@ -1,10 +1,10 @@
-"""Order statistics per coordinate, over slots that are chosen per receiver, by Batcher's sorting network.
+"""Order statistics per coordinate over each receiver's chosen slots, by Batcher's sorting network.
 
-Up to FUSED_SLOTS the slots are sorted as K arrays, never stacked: XLA fuses gathers, network and statistic
-into one loop over coordinates that keeps everything in registers and materialises nothing. On the CPU it
-does so only if receivers come one at a time: a loop's body is compiled apart from what uses the result.
-That body grows with K log^2 K, and where all sorted values are used XLA soon repeats parts of the network,
-so denser graphs run the same network stage by stage on [K, d].
+Up to FUSED_SLOTS slots are sorted as K separate arrays, never stacked. XLA then fuses gathers, network and
+statistic into one loop over coordinates that works in registers and materialises nothing. On the CPU this
+requires a loop over receivers: XLA compiles a loop's body apart from the code that uses its result. The body
+grows with K log^2 K, and if all sorted values are used, XLA duplicates parts of the network. Denser graphs
+therefore run the same network stage by stage on [K, d].
 """
 
 import functools
@@ -18,19 +18,19 @@ from jax import Array, lax
 from ubar_jax.numerics.linalg import BIG
 from ubar_jax.types import Inbox
 
-FUSED_SLOTS = 64  # for a median
+FUSED_SLOTS = 64  # for medians
 
 
-FUSED_ALL = 40  # for what uses every sorted value
+FUSED_ALL = 40  # for statistics that use every sorted value
 
 
 def coordinate_median(inbox: Inbox, chosen: Array) -> Array:
-    """[r, d] median of the chosen slots' messages ([r, K] bool), mean of the middle two if even."""
+    """[r, d] median of the messages in the chosen slots ([r, K] bool); mean of the middle two if even."""
     return _per_receiver(_median, inbox, chosen)
 
 
 def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
-    """[r, d] mean of the chosen slots without the `cut` [r] largest and smallest per coordinate."""
+    """[r, d] mean of the chosen slots after dropping the `cut` [r] largest and smallest per coordinate."""
 
     def one(sort, values, chosen, cut):
         values = [jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)]
@@ -43,10 +43,10 @@ def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
 
 
 def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
-    """[r, d] mean of the `keep` [r] chosen values nearest to the chosen ones' median.
+    """[r, d] mean of the `keep` [r] chosen values nearest to the median of the chosen values.
 
-    Of two that are equally near, up to rounding, the smaller counts. In three passes, the median, how far
-    the farthest of them is, and the mean: XLA repeats the network where sorted values are used again.
+    Of two equally near values (up to rounding) the smaller is taken. Runs in three passes (median, distance
+    of the farthest kept value, mean), because XLA duplicates the network if sorted values are reused.
     """
     middle = coordinate_median(inbox, chosen)
 
@@ -75,7 +75,7 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
 
 
 def sum_of_smallest(values: list[Array], count: Array) -> Array:
-    """The sum of the `count` smallest of the float32 arrays, elementwise."""
+    """Elementwise sum of the `count` smallest of the float32 arrays."""
 
     def total(sort, count, *values):
         return sum(jnp.where(k < count, value, 0) for k, value in enumerate(sort(values)))
@@ -86,7 +86,7 @@ def sum_of_smallest(values: list[Array], count: Array) -> Array:
 
 
 def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
-    """Half of the empty slots sort below all, half above, so that the middle has a fixed rank."""
+    """Fill half of the empty slots with -BIG and half with BIG, so that the median has a fixed rank."""
     if len(values) % 2:
         values, chosen = [*values, values[0]], jnp.append(chosen, False)
     empty = jnp.cumsum(~chosen)
@@ -97,9 +97,9 @@ def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
 
 
 def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused: int = FUSED_SLOTS) -> Array:
-    """statistic(sort, values: K arrays [d], chosen [K], numbers [] or [d]) of every receiver -> [r, d].
+    """[r, d] statistic(sort, values: K arrays [d], chosen [K], numbers [] or [d]) per receiver.
 
-    On the CPU runs side by side come one at a time, too: LLVM takes minutes over a vmapped integer network.
+    On the CPU vmapped runs are looped over, too: LLVM takes minutes to compile a vmapped integer network.
     """
 
     def one(sort, sent, rows, chosen, *numbers):
@@ -119,7 +119,7 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused
 
 
 def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
-    """The arrays sorted elementwise, ascending; stacked if there are more than `fused`."""
+    """Sort the arrays elementwise, ascending; the result is stacked if there are more than `fused`."""
     if len(values) > fused:
         return _sorted_by_stages(jnp.stack(values))
     values = list(values)
@@ -129,9 +129,9 @@ def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | 
 
 
 def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
-    """The same: a CPU has the smaller of two integers in one instruction, of two floats (NaN?) in several."""
+    """`sort_arrays` on integers: float min and max propagate NaN, which takes several instructions."""
 
-    def turned(bits):  # of negative numbers all bits but the sign: then integers are ordered as the floats
+    def turned(bits):  # flips all bits but the sign of negatives: ints then sort like the floats
         return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
     ordered = sort_arrays([turned(lax.bitcast_convert_type(v, jnp.int32)) for v in values], fused)
@@ -139,7 +139,7 @@ def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Arr
 
 
 def _sorted_by_stages(values: Array) -> Array:
-    """[K, ...] sorted along K: comparators that do not touch each other are one stage, one pass."""
+    """[K, ...] sorted along K, one pass per stage; a stage is a set of comparators on disjoint rows."""
     size = len(values)
     depth = [0] * size
     stages: list[tuple[np.ndarray, np.ndarray]] = []
@@ -163,7 +163,7 @@ def _sorted_by_stages(values: Array) -> Array:
 
 @functools.cache
 def _batcher(size: int) -> tuple[tuple[int, int], ...]:
-    """The comparators of Batcher's odd-even merge sort for any number of wires."""
+    """The comparators (i, j) of Batcher's odd-even merge sort of `size` values."""
     pairs = []
     run = 1
     while run < size:

@@ -1,7 +1,7 @@
-"""Data sets as one uint8 array, and their split over the nodes.
+"""Data sets as uint8 arrays, and their split over the nodes.
 
-`digits` comes with scikit-learn; every other name is read from a prepared tfds folder, once, and
-then kept as plain arrays in the user's cache folder (tfds decodes an image in about 0.3 ms).
+`digits` comes with scikit-learn and `synthetic` is generated. Every other name is read from a prepared tfds
+folder and then cached as plain arrays in the user's cache folder (tfds takes about 0.3 ms per image).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Dataset(NamedTuple):
 
 @datasets.register
 def digits() -> Dataset:
-    """1,797 real handwritten digits of 8x8 pixels, bundled with scikit-learn; 1,437 to train on."""
+    """1,797 real handwritten digits of 8x8 pixels, bundled with scikit-learn; 1,437 for training."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -52,8 +52,8 @@ def synthetic(
     classes: Annotated[int, Number(2, integer=True)] = 10,
     noise: Annotated[float, Number(0)] = 64.0,
 ) -> Dataset:
-    """A random image per class plus Gaussian noise: for tests; a fifth more examples test it."""
-    values = size * size * (25 * (examples + examples // 5) + 8 * classes)  # bytes, three float64 each
+    """One random image per class plus Gaussian noise, for tests; the test set has examples / 5 more."""
+    values = size * size * (25 * (examples + examples // 5) + 8 * classes)  # bytes: 3 float64 + 1 uint8
     advice = "take fewer or smaller images"
     check_fits(f"synthetic(examples={examples}, size={size})", {"images": values}, host_memory(), advice)
     rng = np.random.default_rng(0)
@@ -65,17 +65,17 @@ def synthetic(
 
 
 def mnist() -> Dataset:
-    """Handwritten digits, 28x28: 60,000 to train on, 10,000 to test (from tfds)."""
+    """Handwritten digits, 28x28: 60,000 training and 10,000 test images (from tfds)."""
     return from_tfds("mnist")
 
 
 def fashion_mnist() -> Dataset:
-    """Clothes, 28x28: 60,000 to train on, 10,000 to test (from tfds)."""
+    """Clothes, 28x28: 60,000 training and 10,000 test images (from tfds)."""
     return from_tfds("fashion_mnist")
 
 
 def cifar10() -> Dataset:
-    """Photographs of ten kinds of things, 32x32x3: 50,000 to train on, 10,000 to test (from tfds)."""
+    """Photographs of ten classes, 32x32x3: 50,000 training and 10,000 test images (from tfds)."""
     return from_tfds("cifar10")
 
 
@@ -85,12 +85,12 @@ for _function in _BY_TFDS:
 
 
 def load(spec: str) -> Dataset:
-    """A registered data set, or any tfds image-classification set by its name; kept while in use."""
+    """A registered data set, or any tfds image-classification set by its name; the last four are cached."""
     return _load(_source(spec), spec)[0]
 
 
 def statistics(spec: str) -> tuple[np.ndarray, np.ndarray]:
-    """`channel_statistics` of its training images."""
+    """`channel_statistics` of the training images of a data set."""
     return _load(_source(spec), spec)[1]
 
 
@@ -105,9 +105,9 @@ def _load(source, spec: str) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
 
 
 def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """([C], [C]) mean and deviation of the channels of images [N, H, W, C], for `round.normalise`.
+    """([C], [C]) mean and standard deviation per channel of images [N, H, W, C], for `round.normalise`.
 
-    From counts of the 256 values, which is exact and much faster than summing floats.
+    Computed from counts of the 256 values: exact and much faster than summing floats.
     """
     counts = np.stack([np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])])
     values = np.arange(256)
@@ -117,30 +117,30 @@ def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check(spec: str) -> str:
-    """The canonical form of a data set's spec; whether it is there is asked by `load`."""
+    """The canonical form of a data set's spec; does not check that the data exist (`load` does)."""
     return spec if is_tfds(spec) else str(datasets.parse(spec))
 
 
 def is_tfds(spec: str) -> bool:
-    """Whether the spec names no registered data set, but may name one of tfds."""
+    """Whether the spec is not a registered data set but may be the name of a tfds set."""
     return spec not in datasets.parts and bool(re.fullmatch(r"[a-z][\w-]*(/[\w.-]+)?", spec))
 
 
 def data_dir() -> Path:
-    """Where prepared tfds sets are looked for."""
+    """The folder in which prepared tfds sets are expected."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def from_tfds(name: str) -> Dataset:
-    """Reads a prepared tfds set without TensorFlow, after looking whether it is there."""
+    """Read a prepared tfds set, without TensorFlow; from the cache if possible."""
     infos = sorted(data_dir().glob(f"{name}/*/dataset_info.json"))
     if not infos:
         raise ConfigError(
-            f"dataset {name!r} is not there: looked in {data_dir().absolute()} for a prepared tfds "
-            f"set{nearest(name, datasets.parts)}. Either set TFDS_DATA_DIR to a folder that has "
+            f"dataset {name!r} was not found: looked in {data_dir().absolute()} for a prepared tfds "
+            f"set{nearest(name, datasets.parts)}. Either set TFDS_DATA_DIR to a folder that contains "
             f"it, or prepare it once with\n"
             f"    pip install 'ubar_jax[prepare]' && tfds build {name} --file_format=array_record\n"
-            f"Without any download there are {listed(set(datasets.parts) - {f.__name__ for f in _BY_TFDS})}"
+            f"Available without a download: {listed(set(datasets.parts) - {f.__name__ for f in _BY_TFDS})}"
         )
     info = infos[-1]
     stamp = f"{info.absolute()} {info.stat().st_mtime_ns}"
@@ -150,7 +150,7 @@ def from_tfds(name: str) -> Dataset:
         with np.load(kept) as arrays:
             return Dataset(**{k: arrays[k] for k in Dataset._fields[:4]}, classes=int(arrays["classes"]))
     dataset = _read_tfds(name)
-    with contextlib.suppress(OSError):  # a cache that cannot be written only costs some seconds
+    with contextlib.suppress(OSError):  # without a cache the next read only takes longer
         atomic_write(kept, lambda f: np.savez(f, **dataset._asdict()))
     return dataset
 
@@ -197,14 +197,14 @@ def iid(rng: np.random.Generator, y: np.ndarray, n: int) -> np.ndarray:
 def dirichlet(
     rng: np.random.Generator, y: np.ndarray, n: int, a: Annotated[float, Number(0, open_low=True)] = 0.5
 ) -> np.ndarray:
-    """Equal shares whose class mix is drawn from Dirichlet(a): small a, skewed shares."""
+    """Equal shares whose class mix is drawn from Dirichlet(a); the smaller a, the more skewed."""
     share = len(y) // n
     pools = [list(rng.permutation(np.flatnonzero(y == c))) for c in np.unique(y)]
     shards = np.empty((n, share), int)
     for i in range(n):
         mix = np.maximum(rng.dirichlet(np.full(len(pools), a)), 1e-12)
         wanted = share
-        while wanted:  # a class that has run out is made up for by the others
+        while wanted:  # examples missing in an exhausted class are drawn from the others
             left = np.array([len(p) for p in pools])
             p = mix * (left > 0)
             drawn = np.minimum(rng.multinomial(wanted, p / p.sum()), left)
@@ -219,7 +219,7 @@ def dirichlet(
 def by_label(
     rng: np.random.Generator, y: np.ndarray, n: int, pieces: Annotated[int, Number(1, integer=True)] = 2
 ) -> np.ndarray:
-    """Examples sorted by label and cut up; every node gets `pieces` random pieces."""
+    """Examples sorted by label and cut into equal pieces; each node gets `pieces` random ones."""
     if not (size := len(y) // (n * pieces)):
         raise ConfigError(
             f"by_label(pieces={pieces}): {n} nodes and {len(y)} examples allow {len(y) // n} pieces"

@@ -1,4 +1,4 @@
-"""The flax modules of the built-in models. Imported with the first model: flax takes long to import."""
+"""The flax modules of the built-in models; imported with the first model because flax is slow to import."""
 
 import flax.linen as nn
 from jax import Array

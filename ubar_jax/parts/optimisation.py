@@ -1,6 +1,6 @@
-"""Learning rates over epochs, and optimizers as optax transformations without a learning rate.
+"""Learning-rate schedules per epoch, and optimizers as optax transformations without a learning rate.
 
-optax is imported with the first optimizer: it takes long to import.
+optax is slow to import, so it is imported with the first optimizer.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -19,13 +19,13 @@ optimizers = Registry("optimizer", given=0, traits=NoTraits)
 
 @schedules.register
 def fading(epoch: Array, half: Annotated[float, Number(0, open_low=True)] = 20.0) -> Array:
-    """The paper's: half / (half + epoch), k = number of finished epochs."""
+    """The paper's schedule: half / (half + epoch), epoch = number of finished epochs."""
     return half / (half + epoch.astype(jnp.float32))
 
 
 @schedules.register
 def constant(epoch: Array) -> Array:
-    """The same learning rate throughout."""
+    """Constant learning rate."""
     return jnp.ones(())
 
 

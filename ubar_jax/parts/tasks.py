@@ -1,6 +1,6 @@
-"""Models: flax modules and the pure functions of one node's parameters that they give.
+"""Models: flax modules, and their conversion to pure functions of one node's parameters.
 
-flax and optax are imported when a model is made, so that commands which make none start quickly.
+flax and optax are imported when a model is made, so that commands that need no model start quickly.
 """
 
 import importlib
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What the simulator needs to know of a model."""
+    """What the simulator must know about a model."""
 
-    least: int = 1  # smallest side of an image that it fits
+    least: int = 1  # smallest image side that the model accepts
 
 
 models = Registry("model", given=1, traits=ModelTraits)
@@ -38,7 +38,7 @@ def mlp(classes: int, hidden: Annotated[int, Number(1, integer=True)] = 100) -> 
 
 @models.register(least=12)
 def lenet(classes: int) -> "nn.Module":
-    """LeNet-5 with max-pooling: 61,706 parameters on 28x28x1, the cheap CNN."""
+    """LeNet-5 with max-pooling: 61,706 parameters on 28x28x1; the cheaper CNN."""
     from ubar_jax.parts.flax_modules import LeNet
 
     return LeNet(classes)
@@ -46,14 +46,14 @@ def lenet(classes: int) -> "nn.Module":
 
 @models.register(least=11)
 def cnn(classes: int) -> "nn.Module":
-    """The paper's: two convolutions with overlapping pools, 977,866 parameters on 32x32x3."""
+    """The paper's CNN: two convolutions with overlapping pools; 977,866 parameters on 32x32x3."""
     from ubar_jax.parts.flax_modules import CNN
 
     return CNN(classes)
 
 
 def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
-    """The task of a registered model or of a user's flax module `package.module:Class(args)`."""
+    """The task of a registered model or of a user's flax module, written `package.module:Class(args)`."""
     import optax
 
     module = _module(spec, shape, classes)
@@ -75,7 +75,7 @@ def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
     if set(variables) != {"params"}:
         raise ConfigError(
             f"model {spec!r} keeps {', '.join(sorted(set(variables) - {'params'}))} besides its "
-            "parameters; nodes exchange parameters only, so use a model without (no batch norm)"
+            "parameters; nodes exchange only parameters, so use a model without such state (no batch norm)"
         )
     if logits.shape != (2, classes):
         raise ConfigError(
@@ -85,7 +85,7 @@ def make_task(spec: str, shape: tuple[int, ...], classes: int) -> Task:
 
 
 def check(spec: str) -> str:
-    """The canonical form of a model's spec."""
+    """The canonical form of a model's spec; a user's module is left as it is."""
     return spec if ":" in spec else str(models.parse(spec))
 
 
@@ -114,12 +114,12 @@ def _users_module(spec: str, classes: int) -> "nn.Module":
 
 
 def users_class(spec: str) -> "type[nn.Module]":
-    """The class that `package.module:Class(args)` names; nothing is called that is not a flax module."""
+    """The flax module class that `package.module:Class(args)` names; any other object is refused."""
     import flax.linen as nn
 
     path, _, call = spec.partition(":")
     name, _, _ = split_spec(call, "model")
-    hint = "write package.module:Class of an importable flax module"
+    hint = "write package.module:Class, the path of an importable flax module"
     try:
         made = getattr(importlib.import_module(path), name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises

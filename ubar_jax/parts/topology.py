@@ -1,8 +1,8 @@
-"""Networks: networkx graphs with Byzantine nodes placed in them, as padded neighbour lists.
+"""Topologies: networkx graphs with placed Byzantine nodes, converted to padded neighbour lists.
 
-Benign nodes come first. A topology that `places` puts the Byzantine nodes itself (the paper's
-construction); the others draw a graph of all n nodes, in which positions are then drawn until the
-benign nodes among themselves are connected.
+Benign nodes come first. A topology with the trait `places` places the Byzantine nodes itself (the paper's
+construction). The others draw a graph of all n nodes, in which Byzantine positions are drawn at random until
+the benign subgraph is connected.
 """
 
 import math
@@ -17,16 +17,16 @@ import numpy as np
 from ubar_jax.registry import ConfigError, Number, Registry, Spec
 from ubar_jax.types import Graph
 
-DRAWS = 1000  # of a random graph, before we say that there is no connected one
+DRAWS = 1000  # maximum number of random graphs drawn to find a connected one
 
 
 @dataclass(frozen=True)
 class TopologyTraits:
-    """What the simulator needs to know of a topology."""
+    """What the simulator must know about a topology."""
 
     places: bool = False  # whether it places the Byzantine nodes itself
-    degree: Callable[..., float] = lambda n: 0  # mean degree to expect of n nodes; may take its arguments
-    reads: str | None = None  # the argument that is a file to read
+    degree: Callable[..., float] = lambda n: 0  # expected mean degree; may take the topology's arguments
+    reads: str | None = None  # name of the argument that is a file path
 
 
 topologies = Registry("topology", given=2, traits=TopologyTraits)
@@ -36,7 +36,7 @@ topologies = Registry("topology", given=2, traits=TopologyTraits)
 def erdos_renyi(
     seed: int, nodes: tuple[int, int], connection: Annotated[float, Number(0, 1, open_low=True)] = 0.4
 ) -> nx.Graph:
-    """The paper's: connected Erdos-Renyi of benign nodes, Byzantine nodes linked at random."""
+    """The paper's topology: connected Erdos-Renyi graph of benign nodes, Byzantine nodes linked at random."""
     benign, byzantine = nodes
     for draw in range(DRAWS):
         graph = nx.gnp_random_graph(benign, connection, seed=_stream(seed, 0, draw))
@@ -51,7 +51,7 @@ def erdos_renyi(
     rng = np.random.default_rng([seed, 1])
     for i in range(benign, benign + byzantine):
         links = np.zeros(0, int)
-        # A node's links to those before it; later ones decide about their own. Redraw if none.
+        # Node i draws its links to nodes 0..i-1; redraw if there are none.
         while not len(links):
             links = np.flatnonzero(rng.random(i) < connection)
         graph.add_edges_from((i, int(j)) for j in links)
@@ -60,25 +60,25 @@ def erdos_renyi(
 
 @topologies.register(degree=lambda n: n - 1)
 def complete(seed: int, n: int) -> nx.Graph:
-    """Everyone hears everyone."""
+    """Every node is linked to every other."""
     return nx.complete_graph(n)
 
 
 @topologies.register
 def ring(seed: int, n: int) -> nx.Graph:
-    """A cycle: two neighbours each."""
+    """A cycle: two neighbours per node."""
     return nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
 
 
 @topologies.register
 def star(seed: int, n: int) -> nx.Graph:
-    """One benign hub that everyone hears."""
+    """One benign hub that is linked to all other nodes."""
     return nx.star_graph(n - 1)
 
 
 @topologies.register
 def torus(seed: int, n: int) -> nx.Graph:
-    """A grid that wraps around, as square as the number of nodes allows: four neighbours each."""
+    """A periodic grid, as square as the number of nodes allows: four neighbours per node."""
     side = next((a for a in range(math.isqrt(n), 2, -1) if n % a == 0), None)
     if side is None:
         fits = next(m for m in range(n + 1, 2 * n + 12) if any(m % a == 0 for a in _sides(m)))
@@ -95,7 +95,7 @@ def _sides(n: int) -> range:
 
 @topologies.register(degree=lambda n, degree: degree)
 def random_regular(seed: int, n: int, degree: Annotated[int, Number(2, integer=True)] = 4) -> nx.Graph:
-    """Random graph in which every node has the same degree."""
+    """Random connected graph in which all nodes have the same degree."""
     if degree >= n or degree * n % 2:
         raise ConfigError(
             f"random_regular(degree={degree}) of {n} nodes does not exist; degree must be below "
@@ -118,7 +118,7 @@ def small_world(
     if degree >= n:
         raise ConfigError(f"small_world(degree={degree}) needs more than {degree} nodes, not {n}")
     if degree % 2:
-        raise ConfigError(f"small_world(degree={degree}) must be even: half to either side of the ring")
+        raise ConfigError(f"small_world(degree={degree}) must be even: half on each side of the ring")
     return _until_connected(
         lambda draw: nx.watts_strogatz_graph(n, degree, rewire, seed=_stream(seed, 0, draw)),
         f"small_world(degree={degree}, rewire={rewire:g}) of {n} nodes",
@@ -127,7 +127,7 @@ def small_world(
 
 @topologies.register(degree=lambda n, links: 2 * links)
 def scale_free(seed: int, n: int, links: Annotated[int, Number(1, integer=True)] = 2) -> nx.Graph:
-    """Barabasi-Albert: every new node links to `links` others, popular ones first."""
+    """Barabasi-Albert: each new node links to `links` others, preferring those of high degree."""
     if links >= n:
         raise ConfigError(f"scale_free(links={links}) needs more than {links} nodes, not {n}")
     return nx.barabasi_albert_graph(n, links, seed=_stream(seed, 0))
@@ -135,7 +135,7 @@ def scale_free(seed: int, n: int, links: Annotated[int, Number(1, integer=True)]
 
 @topologies.register(places=True, reads="path")
 def file(seed: int, nodes: tuple[int, int], path: str) -> nx.Graph:
-    """A graph from an edge list or a .graphml file, whose nodes may carry byzantine=true."""
+    """Graph from an edge list or a .graphml file; .graphml nodes may have the attribute byzantine=true."""
     source = Path(path)
     if not source.is_file():
         raise ConfigError(f"graph file {path!r} does not exist (looked in {source.absolute()})")
@@ -147,7 +147,7 @@ def file(seed: int, nodes: tuple[int, int], path: str) -> nx.Graph:
     except Exception as error:
         raise ConfigError(
             f"graph file {path!r} cannot be read ({error}); give a .graphml file, or an edge list "
-            "with two node names a line"
+            "with two node names per line"
         ) from error
     if graph.is_directed():
         raise ConfigError(
@@ -177,11 +177,11 @@ def file(seed: int, nodes: tuple[int, int], path: str) -> nx.Graph:
 
 
 def place(graph: nx.Graph, byzantine: int, seed: int, what: str) -> nx.Graph:
-    """Relabels a graph so that `byzantine` random nodes are last and the others stay connected.
+    """Relabel a graph so that `byzantine` random nodes come last and the others stay connected.
 
-    Positions are drawn uniformly and redrawn until the benign nodes are connected. Where that is a
-    rare event (a ring), the nodes are instead taken out one by one, each at random among those
-    without which the rest is still connected; every connected graph has such a node.
+    Positions are drawn uniformly until the benign nodes are connected. If 100 draws fail (likely on a
+    ring), Byzantine nodes are chosen one by one, each at random among the nodes whose removal leaves
+    the rest connected; every connected graph has such a node.
     """
     if not nx.is_connected(graph):
         raise ConfigError(f"{what} is disconnected among its benign nodes; add links between them")
@@ -200,7 +200,7 @@ def place(graph: nx.Graph, byzantine: int, seed: int, what: str) -> nx.Graph:
 
 
 def build(spec: Spec[TopologyTraits], benign: int, byzantine: int, seed: int) -> nx.Graph:
-    """The network of a run: a networkx graph of nodes 0..n-1, benign ones first."""
+    """The network of a run: a networkx graph of nodes 0..n-1, benign nodes first."""
     if spec.traits.places:
         graph = spec(seed, (benign, byzantine))
     else:
@@ -222,18 +222,18 @@ def to_arrays(graph: nx.Graph) -> Graph:
 
 
 def largest_degree(graph: nx.Graph) -> int:
-    """The largest number of neighbours of any node."""
+    """The largest degree of any node."""
     return max(degree for _, degree in graph.degree())
 
 
 def benign_slots(graph: Graph, benign: int) -> int:
-    """How many first slots hold all benign neighbours of any node, rounded up; they have the smallest ids."""
+    """Number of leading slots that hold all benign neighbours (the smallest ids) of any node, rounded up."""
     most = int(np.max(np.sum(graph.mask & (graph.neighbours < benign), axis=1)))
     return min(round_up(most, 8), graph.mask.shape[1])
 
 
 def round_up(size: int, least: int = 4) -> int:
-    """The next of a few sizes, `least` or a quarter of a power of two apart, so that programs are shared."""
+    """Round up to a few sizes (steps of `least` or 1/8 to 1/4 of the size), so that runs share programs."""
     step = max(least, 2 ** (max(size - 1, 1).bit_length() - 3))
     return -(-size // step) * step
 

@@ -1,5 +1,5 @@
-"""Many runs, nothing lost.
+"""Plan and run many runs; resume after interruption.
 
-`plan` says what is left to do and does it; `groups` which runs share a program; `checkpoints` and `results`
-are what is on disk; `progress` is what is shown meanwhile. May import everything but `experiments`.
+`plan`: find what is left to do, and do it. `groups`: runs that share a program. `checkpoints`, `results`:
+files on disk. `progress`: the progress bar. May import everything but `experiments`.
 """

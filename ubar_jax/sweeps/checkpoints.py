@@ -1,7 +1,7 @@
-"""Checkpoints of runs that go side by side, so that a killed sweep continues where it was.
+"""Checkpoints of runs side by side, from which a killed sweep continues.
 
-Orbax writes them, each whole or not at all, in one folder per pack of runs; the last one is kept. Orbax takes
-seconds to import, so that is done only when a checkpoint is read or written.
+Orbax writes them atomically, in one folder per pack of runs; only the last one is kept. Orbax takes seconds
+to import, so it is imported only when a checkpoint is read or written.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ FOLDER = ".checkpoints"
 
 
 def writing(folder: Path, digests: Sequence[str], every: float) -> Checkpointing:
-    """Callbacks that write a checkpoint of these runs at most once in `every` seconds."""
+    """Callbacks that write a checkpoint of these runs at most once per `every` seconds."""
     last = time.monotonic()
 
     def due(ahead: float) -> bool:
@@ -45,7 +45,7 @@ def writing(folder: Path, digests: Sequence[str], every: float) -> Checkpointing
 
 @contextlib.contextmanager
 def _finishing() -> Iterator[None]:
-    """Ctrl-C waits until a checkpoint is written: in the middle of one, orbax's threads may abort."""
+    """Delays Ctrl-C until the checkpoint is written: interrupted, orbax's threads may abort the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -55,12 +55,12 @@ def _finishing() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if caught and callable(before):  # not if Ctrl-C is ignored, as in a background script
+        if caught and callable(before):  # not callable if Ctrl-C is ignored, as in a background script
             before(signal.SIGINT, None)
 
 
 def found(folder: Path) -> tuple[list[list[str]], list[str]]:
-    """(the runs of every checkpoint from which these versions on this device can go on, notices)."""
+    """(the runs of every checkpoint made by the same versions and device, notices)."""
     packs, notices = [], []
     for path in sorted((folder / FOLDER).glob("*")):
         try:
@@ -91,12 +91,12 @@ def load(folder: Path, digests: Sequence[str], first: Snapshot) -> Snapshot:
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """How a checkpoint that cannot be used is told."""
-    return f"checkpoint {path} is damaged ({type(error).__name__}); its runs begin anew"
+    """The notice for a checkpoint that cannot be used."""
+    return f"checkpoint {path} is damaged ({type(error).__name__}); its runs start again from round 0"
 
 
 def _checksum(tree) -> str:
-    """Of all arrays and numbers in it."""
+    """A checksum of all arrays and numbers in a tree."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         digest.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf).tobytes())
@@ -104,7 +104,7 @@ def _checksum(tree) -> str:
 
 
 def remove(folder: Path, digests: Sequence[str]) -> None:
-    """Forgets the checkpoints of these runs."""
+    """Deletes the checkpoints of these runs."""
     shutil.rmtree(_path(folder, digests), ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Which runs share a program, how many of them run side by side, and what all of it will take."""
+"""Group runs by program, choose how many run side by side, and estimate the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from ubar_jax.engine.preparation import Experiment
 from ubar_jax.engine.program import Program, model_size, task_of
 from ubar_jax.memory import device_memory
 
-COMPILE_SECONDS = 5.0  # a group, on a CPU core; measured from 2 to 12
-COPIES = 12  # of all nodes' models that a round holds at its peak, more than any rule was seen to need
+COMPILE_SECONDS = 5.0  # per group, on one CPU core; measured: 2 to 12
+COPIES = 12  # copies of all nodes' models at a round's peak; more than any rule was measured to need
 
 
 def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
-    """The runs that one compiled program serves, group by group, in the order given."""
+    """One group of runs per compiled program, in the order given."""
     groups: dict[Program, list[Experiment]] = {}
     for experiment in experiments:
         groups.setdefault(experiment.program, []).append(experiment)
@@ -24,7 +24,7 @@ def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
 
 def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
-    """Runs side by side: as wanted; else one on the CPU, elsewhere what half of the memory holds."""
+    """Runs side by side: `wanted` if given; else 1 on a CPU, elsewhere as many as half the memory holds."""
     if wanted is not None:
         return min(wanted, len(group))
     if jax.default_backend() == "cpu":
@@ -35,7 +35,7 @@ def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
 
 
 def in_packs(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
-    """Packs of `width` runs of equal data and length, filled up so that one program serves them all."""
+    """Packs of `width` runs with equal data and rounds; the last run is repeated to fill a pack."""
     alike: dict[tuple, list[Experiment]] = {}
     packs = []
     for experiment in group:
@@ -48,10 +48,10 @@ def in_packs(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
 
 
 def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
-    """Seconds that the groups will take on this device, roughly: right within a factor of three on a CPU.
+    """Estimated seconds for the groups on this device; within a factor of three on a CPU.
 
-    One node's gradient and forward pass and one copy of its model are timed and multiplied by how often
-    the runs need them: every training node, every pair of stage 2, every slot, every test example.
+    One node's gradient, forward pass and copy of its model are timed and multiplied by how often the runs
+    need them: per training node, per pair of stage 2, per slot, per test example.
     """
     costs, total = {}, 0.0
     for group in groups:
@@ -71,7 +71,7 @@ def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
 
 
 def _costs(program: Program) -> tuple[float, float, float]:
-    """Seconds of one node's gradient, forward pass, and copy of its model."""
+    """Seconds for one node's gradient, forward pass, and copy of its model."""
     task = task_of(program.learner)
     params = jax.jit(task.init)(jax.random.key(0))
     x, y = jnp.zeros((program.batch, *program.learner.shape)), jnp.zeros(program.batch, jnp.int32)

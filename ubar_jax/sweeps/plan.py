@@ -21,31 +21,31 @@ from ubar_jax.types import Result
 
 
 class Plan(NamedTuple):
-    """What a sweep has to do. Runs are named by their digests."""
+    """What a sweep has to do. Runs are identified by their digests."""
 
     configs: dict[str, Config]  # all runs, canonical
-    groups: list[list[Experiment]]  # all runs by program, finished ones too
+    groups: list[list[Experiment]]  # all runs by program, including finished ones
     finished: set[str]
-    failed: dict[str, Exception]  # runs that cannot even be prepared
+    failed: dict[str, Exception]  # runs that could not be prepared
     notices: list[str]
 
     @property
     def left(self) -> list[list[Experiment]]:
-        """The groups without what is finished."""
+        """The groups without the finished runs."""
         groups = [[e for e in g if e.digest not in self.finished] for g in self.groups]
         return [group for group in groups if group]
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """What a sweep did."""
 
     failed: dict[str, Exception]  # by digest
-    programs: list[Compiled]  # of the rounds
+    programs: list[Compiled]  # one per compiled chunk of rounds
     seconds: dict[str, float]  # total, compilation
 
 
 def make_plan(configs: Sequence[Config | Resolved], folder: Path, models: bool = False) -> Plan:
-    """Checks all runs before any work, and looks which of them the folder has."""
+    """Checks all runs before any work, and finds which of them are already in the folder."""
     runs: dict[str, Config] = {}
     notices: list[str] = []
     experiments, failed, finished = {}, {}, set()
@@ -59,13 +59,13 @@ def make_plan(configs: Sequence[Config | Resolved], folder: Path, models: bool =
             experiments[digest] = prepare(resolved)
         except ConfigError:
             raise
-        except Exception as error:  # of a user's own part
+        except Exception as error:  # raised by a user's own part
             failed[digest] = error
         try:
             if results.is_finished(folder / digest, config, models):
                 finished.add(digest)
         except results.DamagedError as error:
-            notices.append(f"{error}; that run is done again")
+            notices.append(f"{error}; this run is repeated")
     notices += [notice for d, e in experiments.items() if d not in finished for notice in e.notices]
     groups = grouped(list(experiments.values()))
     return Plan(runs, groups, finished, failed, list(dict.fromkeys(notices)))
@@ -80,10 +80,10 @@ def carry_out(
     checkpoint_seconds: float = 60,
     tensorboard: bool = False,
 ) -> Outcome:
-    """Runs what is left, pack by pack; a run that fails is recorded, and the others go on.
+    """Runs what is left, pack by pack; a failed run is recorded, and the others continue.
 
-    A pack is runs of a group that go side by side, `width` of them, by default as `choose_width` says. A pack
-    of which the folder has a checkpoint comes first, at the width it began with.
+    A pack is `width` runs of one group that run side by side (default: `choose_width`). Packs with a
+    checkpoint in the folder come first, at the width they began with.
     """
     started = time.perf_counter()
     if tensorboard:
@@ -107,7 +107,7 @@ def carry_out(
             try:
                 start = _start(folder, digests, pack, bar) if digests in begun else None
                 if start is None:
-                    checkpoints.remove(folder, digests)  # one of other versions would be in the way
+                    checkpoints.remove(folder, digests)  # a checkpoint of other versions may be there
                 checkpointing = checkpoints.writing(folder, digests, checkpoint_seconds)
                 with _watcher(bar, digests, len(members), folder if tensorboard else None) as watch:
                     ran = run(pack, watch, start, checkpointing, lambda _: bar.set_postfix_str("compiling"))
@@ -152,7 +152,7 @@ def _words(experiment: Experiment) -> str:
 
 
 def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], list[str]]:
-    """The packs to continue, each run in one at most, and notices. Removes those that are finished."""
+    """(packs to continue, with every run in at most one, notices). Removes checkpoints of finished packs."""
     found, notices = checkpoints.found(folder)
     begun: list[list[str]] = []
     taken: set[str] = set()
@@ -166,14 +166,14 @@ def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], 
 
 
 def _start(folder: Path, digests: list[str], pack: list[Experiment], bar: tqdm) -> Snapshot | None:
-    """The snapshot of a checkpoint; None, and a notice, if it cannot be read."""
+    """The snapshot of a checkpoint; if it cannot be read, prints a notice and returns None."""
     try:
         start = checkpoints.load(folder, digests, first_snapshot(pack))
     except Exception as error:  # orbax raises many kinds
         bar.write(f"notice: {checkpoints.damaged(folder / checkpoints.FOLDER, error)}")
         return None
-    bar.write(f"{_words(pack[0])} goes on from round {start.done}")
-    bar.initial += start.done  # what was done before says nothing of the speed
+    bar.write(f"{_words(pack[0])} continues from round {start.done}")
+    bar.initial += start.done  # earlier rounds do not count for the speed
     return start
 
 
@@ -189,10 +189,10 @@ def _fresh_packs(plan: Plan, begun: set[str], width: int | None) -> list[list[st
 
 @contextlib.contextmanager
 def _watcher(bar: tqdm, digests: list[str], new: int, folder: Path | None) -> Iterator[Callable]:
-    """What is done with the latest numbers of a pack: the progress line, and scalars for TensorBoard.
+    """Yields a callback for the latest numbers of a pack: updates the bar and writes TensorBoard scalars.
 
-    `digests` names every run of the pack, `new` of them were not finished before; scalars are written into
-    the results folder if that is given.
+    `digests` are the runs of the pack; `new` of them were not finished before. Scalars are written only if
+    the results folder is given.
     """
     before, writers = bar.n, {}
 
@@ -203,7 +203,7 @@ def _watcher(bar: tqdm, digests: list[str], new: int, folder: Path | None) -> It
         if folder is None:
             return
         for digest, numbers in dict(zip(digests, latest, strict=True)).items():
-            if digest not in writers:  # steps that a killed process wrote are replaced
+            if digest not in writers:  # replaces steps written by a killed process
                 path = folder / "tensorboard" / digest
                 writers[digest] = _summary_writer()(str(path), purge_step=now)
             for name in numbers.keys() - {"round", "diverged", "seconds"}:

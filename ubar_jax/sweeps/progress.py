@@ -1,4 +1,4 @@
-"""Progress of a sweep: a bar on a terminal, elsewhere (a log file, a batch queue) a line every 30 seconds."""
+"""Progress of a sweep: a bar on a terminal; elsewhere (log file, batch queue) a line every 30 seconds."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ LINE = "{desc}{n_fmt} of {total_fmt} rounds, {elapsed} so far, about {remaining}
 
 
 class _Lines:
-    """A file for tqdm that writes each state of the bar as a line of its own."""
+    """A file for tqdm that writes each state of the bar on its own line."""
 
     def write(self, text: str) -> None:
         if line := text.strip():

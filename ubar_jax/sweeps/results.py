@@ -1,10 +1,9 @@
-"""Results on disk: one folder a sweep, in it one folder a run, named by the run's digest.
+"""Results on disk: one folder per sweep, with one folder per run, named by the run's digest.
 
-A run's folder appears whole or not at all: `config.json` (canonical), `curves.npz` (see `Result`),
-`summary.json` (final numbers, divergence, seconds, versions, device), and on request `models.npz`, the
-leaves of the final `RoundState` by their path. A run that failed has `failed.json` alone. `sweep.json` is
-about the sweep, `runs.csv` has a line per run, `.lock` names the process that owns the folder, and `.part-*`
-is being written.
+A run's folder is written atomically: `config.json` (canonical), `curves.npz` (see `Result`), `summary.json`
+(final numbers, divergence, seconds, versions, device), and on request `models.npz`, the leaves of the final
+`RoundState` by path. A failed run has only `failed.json`. `sweep.json` describes the sweep, `runs.csv` has a
+line per run, `.lock` names the process that owns the folder, and `.part-*` are being written.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ TABLE = "runs.csv"
 
 
 class Run(NamedTuple):
-    """A finished run, read back."""
+    """A finished run, read from disk."""
 
     config: Config
     curves: dict[str, np.ndarray]
@@ -50,11 +49,11 @@ class Run(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A result file that cannot be read; the message names it."""
+    """A result file cannot be read; the message names it."""
 
 
 def open_folder(folder: str | Path) -> Path:
-    """The folder, made if need be, after writing to it was tried."""
+    """Create the folder and check that it is writable."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +69,7 @@ def open_folder(folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def owned(folder: str | Path, command: str) -> Iterator[Path]:
-    """The folder, for this process alone: held by a lock that dies with the process."""
+    """Opens the folder for this process alone, under a lock that ends with the process."""
     folder = open_folder(folder)
     try:
         lock = (folder / ".lock").open("a+")
@@ -88,7 +87,7 @@ def owned(folder: str | Path, command: str) -> Iterator[Path]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}: {command}")
         lock.flush()
-        for part in folder.glob(".part-*"):  # of a process that was killed
+        for part in folder.glob(".part-*"):  # left by a killed process
             if part.is_dir():
                 shutil.rmtree(part, ignore_errors=True)
             else:
@@ -98,7 +97,7 @@ def owned(folder: str | Path, command: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
-    """A folder to write into that takes the name `final` when all is written."""
+    """Yields a folder to write into; renames it to `final` when everything is written."""
     part = final.with_name(f".part-{final.name}")
     part.mkdir()
     try:
@@ -126,7 +125,7 @@ def save(folder: Path, result: Result, models: bool = False) -> None:
 
 
 def save_failure(folder: Path, digest: str, config: Config, error: Exception) -> None:
-    """Writes that a run failed, and why, unless there is a result of it."""
+    """Records that a run failed, and why, unless it has a result."""
     if (folder / digest / "summary.json").exists():
         return
     with _appearing(folder / digest) as part:
@@ -135,7 +134,7 @@ def save_failure(folder: Path, digest: str, config: Config, error: Exception) ->
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """The numbers of a run that fit on a line, and where they come from."""
+    """The final numbers of a run, and the versions and device that they come from."""
     curves = result.curves
     return {
         "format": FORMAT,
@@ -152,21 +151,21 @@ def summarise(result: Result) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that a number may depend on."""
+    """Versions of everything that the numbers may depend on."""
     packages = ("ubar_jax", "jax", "jaxlib", "flax", "optax", "numpy")
     return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
 
 
 def device() -> str:
-    """The kind of the device that runs take place on."""
+    """The kind of the device that executes the runs."""
     return str(jax.devices()[0].device_kind)
 
 
 def load(*folders: str | Path) -> "pd.DataFrame":
-    """All finished runs as one tidy table: a row for every evaluation of every run.
+    """All finished runs as one tidy table, with a row per run and evaluation.
 
-    Columns: the run's digest and settings, round, epoch, and every number that the run kept: those per
-    evaluation (the mean where there is one per node), and those per round, of the last round before it.
+    Columns: the run's digest and settings, round, epoch, and every recorded number. Numbers per node are
+    averaged; numbers per round are those of the last round before the evaluation.
     """
     import pandas as pd
 
@@ -181,16 +180,16 @@ def load(*folders: str | Path) -> "pd.DataFrame":
         per_round = False
         for name, values in run.curves.items():
             if name not in ("round", "accuracy", "accepted"):
-                if per_round:  # there is none before the first round
+                if per_round:  # no value before the first round
                     values = np.concatenate([[np.nan], values])[columns["round"]]
                 columns[name] = values if values.ndim == 1 else values.mean(axis=1)
-            per_round |= name == "std"  # the last number per evaluation
+            per_round |= name == "std"  # the last curve per evaluation
         tables.append(pd.DataFrame(columns).assign(**settings)[[*settings, *columns]])
     return pd.concat(tables, ignore_index=True)
 
 
 def table(runs: Sequence[Run]) -> "pd.DataFrame":
-    """A row per run: digest, settings, final worst and mean accuracy, seconds, and when it diverged."""
+    """A row per run: digest, settings, final worst and mean accuracy, seconds, when it diverged."""
     import pandas as pd
 
     rows = []
@@ -204,7 +203,7 @@ def table(runs: Sequence[Run]) -> "pd.DataFrame":
 
 
 def write_table(folder: Path) -> Path:
-    """Writes the table of all whole runs of a folder to its runs.csv."""
+    """Writes the table of all readable runs of a folder to its runs.csv."""
     path = folder / TABLE
     text = table(load_runs(folder)).to_csv(index=False, float_format="%.6g", lineterminator="\n")
     atomic_write(path, lambda f: f.write(text.encode()))
@@ -212,12 +211,12 @@ def write_table(folder: Path) -> Path:
 
 
 def varying(runs: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Those settings of `names` in which the configs of the runs differ."""
+    """The settings among `names` in which the configs of the runs differ."""
     return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
 def load_runs(*folders: str | Path) -> list[Run]:
-    """Every whole run of some results folders, each digest once; damaged ones are told and left out."""
+    """Every run of some results folders, each digest once; damaged runs are left out with a warning."""
     runs: dict[str, Run] = {}
     for folder in folders:
         if not Path(folder).is_dir():
@@ -226,7 +225,7 @@ def load_runs(*folders: str | Path) -> list[Run]:
         try:
             runs.setdefault(path.parent.name, load_run(path.parent))
         except DamagedError as error:
-            warnings.warn(f"{error}; left out (the sweep's command runs it again)", stacklevel=2)
+            warnings.warn(f"{error}; this run is left out (the sweep's command repeats it)", stacklevel=2)
     return list(runs.values())
 
 
@@ -249,7 +248,7 @@ def load_run(folder: Path) -> Run:
 
 
 def is_finished(path: Path, config: Config, models: bool = False) -> bool:
-    """Whether a run's folder is there, whole. Raises DamagedError for one that is there but not whole."""
+    """Whether a run's folder is complete. Raises DamagedError if it exists but cannot be read."""
     if not path.exists() or (path / "failed.json").exists():
         return False
     if load_run(path).config != config:
@@ -272,7 +271,7 @@ def check_format(folder: Path) -> None:
         try:
             found = json.loads(path.read_text())["format"]
         except (ValueError, TypeError, KeyError):
-            continue  # damaged: told where it is needed
+            continue  # damaged: reported where it is read
         _check_format(path.parent, found)
 
 

@@ -1,10 +1,10 @@
-"""`python -m ubar_jax.experiments.bench [SECTION ...]`, without words all of them.
+"""`python -m ubar_jax.experiments.bench [SECTION ...]`; default: all sections.
 
-wall: seconds on all cores of a training step and the paper's rules (in a process of its own; everything
-else is CPU seconds on one core). peak: matrix products and copies. training: a step of all nodes, each
-model. mlp, lenet, cnn: an aggregation by every rule. rounds: whole rounds. attacks, growth, sweep, compile.
-All before attacks stand next to a serial torch simulator (benchmarks/serial_torch.py; with the benchmark
-extra). Every section writes its JSON, and its figure, when it is done.
+wall: wall seconds on all cores for a training step and the paper's rules, in a separate process; all other
+sections use CPU seconds on one core. peak: matrix products and copies. training: one step of all nodes, per
+model. mlp, lenet, cnn: one aggregation per rule. rounds: whole rounds. attacks, growth, sweep, compile.
+The sections before attacks compare with a serial torch simulator (benchmarks/serial_torch.py; needs the
+benchmark extra). Every section writes its JSON, and its figure if it has one, when it is done.
 """
 
 import json
@@ -43,23 +43,23 @@ def main(argv: Sequence[str]) -> None:
             same = [f"--repeats={repeats}", f"--results={folder}", f"--torch_loop={flags.FLAGS.torch_loop}"]
             subprocess.run([*again, *same], check=True)
             sections = [section for section in sections if section != "wall"]
-        # Before jax and torch start their threads, which inherit it.
+        # Set before jax and torch start their threads, which inherit it.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     serial = load_serial(Path(flags.FLAGS.torch_loop))
     if serial is None:
         print(
-            f"no torch loop to compare with: it is read from {flags.FLAGS.torch_loop} (--torch_loop), a file "
-            "of a checkout, and needs pip install -e '.[benchmark]'"
+            f"no torch loop to compare with: it needs the file {flags.FLAGS.torch_loop} of a checkout "
+            "(--torch_loop) and pip install -e '.[benchmark]'"
         )
     else:
-        print(f"next to the torch loop in {flags.FLAGS.torch_loop}")
+        print(f"compared with the torch loop in {flags.FLAGS.torch_loop}")
         serial.torch.set_num_threads(len(os.sched_getaffinity(0)))
     about = machine(serial) | {"repeats": repeats, "budget": BUDGET}
     about |= {"nodes": NODES, "connection": CONNECTION, "batch": BATCH}
     print(about)
 
     found: dict[str, Any]
-    tables: dict[str, Table] = {}  # of this run, for the figure
+    tables: dict[str, Table] = {}  # of this process, for the figure
     for section in sections:
         start = time.perf_counter()
         if section in (*ROWS, *MODELS):
@@ -93,11 +93,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("repeats", 7, "Timings of which the median is taken.", lower_bound=1)
+    flags.DEFINE_integer("repeats", 7, "Number of timings; the median is reported.", lower_bound=1)
     flags.DEFINE_string(
         "torch_loop",
         "benchmarks/serial_torch.py",
-        "File with the serial torch simulator to compare with, the only file read from outside the package.",
+        "File with the serial torch simulator, the only file read from outside the package.",
     )
     flags.DEFINE_string("results", "results/bench", "Folder for the tables (JSON) and the figures.")
     command.must_be_named("results")

@@ -1,4 +1,4 @@
-"""What else takes time: attacks, whole sweeps, compilation."""
+"""The cost of attacks, whole sweeps and compilation."""
 
 import functools
 import itertools
@@ -30,14 +30,14 @@ SWEEP: dict[str, tuple[Any, ...]] = {  # on digits
 
 
 def attack_costs(repeats: int) -> dict[str, Any]:
-    """Every attack at its defaults, 30 benign and 30 Byzantine nodes, in turns with a training step of 30.
+    """Times every attack at its defaults, with 30 + 30 nodes, in turns with a training step of 30 nodes.
 
-    As in a run, some rounds, or steps, are one program, in which the models move. What it takes when the
-    attackers send their own models is not counted.
+    As in a run, one program has several rounds or steps, and the models change in between. The cost of the
+    same program with attackers that send their own models is subtracted.
     """
     scene = scenes.make_scene("mlp", NODES, BATCH, byzantine=NODES)
     mix, count = scenes.aggregator(scene, "ubar", NODES)
-    print(f"\nattacks: CPU seconds a round, {NODES} + {NODES} nodes, d = {scene.own.shape[1]:,}, one core")
+    print(f"\nattacks: CPU seconds per round, {NODES} + {NODES} nodes, d = {scene.own.shape[1]:,}, one core")
     print(f"{'':22}{'seconds':>10}{f'of a training step, batch {BATCH}':>35}{64:>8}")
     steps = []
     for batch in (BATCH, 64):
@@ -92,7 +92,7 @@ def attack_costs(repeats: int) -> dict[str, Any]:
 
 
 def sweep_speed() -> dict[str, Any]:
-    """Rounds per second of a whole small sweep: with its compilations, then again with all compiled."""
+    """Rounds per second of a whole small sweep, with its compilations, and again without."""
     configs = [
         canonical(Config(byzantine_ratio=0.3, **dict(zip(SWEEP, point, strict=True))))[0]
         for point in itertools.product(*SWEEP.values())
@@ -107,7 +107,7 @@ def sweep_speed() -> dict[str, Any]:
             carry_out(make_plan(configs, Path(folder)), Path(folder))
         taken = found["seconds"][part] = time.process_time() - start
         found["rounds_per_second"][part] = rounds / taken
-        print(f"{part:18}{taken:8.1f} CPU seconds{rounds / taken:10.1f} rounds a second", flush=True)
+        print(f"{part:18}{taken:8.1f} CPU seconds{rounds / taken:10.1f} rounds per second", flush=True)
     return found
 
 

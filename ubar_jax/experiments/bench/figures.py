@@ -15,7 +15,7 @@ from ubar_jax.numerics import order_statistics
 
 
 def draw_tables(tables: dict[str, Table], unit: str, path: Path) -> None:
-    """A panel a model, a line a row from our time to the torch loop's, and behind it their ratio."""
+    """One panel per model, one line per row from our time to the torch loop's, followed by their ratio."""
     rows = list(dict.fromkeys(row for table in tables.values() for row in table))
     rows.sort(key=lambda row: row.startswith(ROUND))
     marks = {"ubar_jax": {"marker": "o", "color": COLOURS[2]}}
@@ -36,7 +36,7 @@ def draw_tables(tables: dict[str, Table], unit: str, path: Path) -> None:
                 for name, style in marks.items():
                     panel.plot(taken.get(name, np.nan), place, linestyle="", markersize=5, **style)
             panel.set_title(model)
-            panel.set_xlabel(f"{unit} a round")
+            panel.set_xlabel(f"{unit} per round")
         low, high = panels[0].get_xlim()
         panels[0].set_xlim(low, high * 2)  # room for the ratios
         panels[0].set_yticks(range(len(rows)), rows)
@@ -47,7 +47,7 @@ def draw_tables(tables: dict[str, Table], unit: str, path: Path) -> None:
 
 
 def draw_growth(grown: dict[str, dict[str, Any]], path: Path) -> None:
-    """One panel an axis, a line a rule; legends give the exponents."""
+    """One panel per axis, one line per rule; legends give the exponents."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         for panel, key in zip(figure.subplots(1, len(grown), sharey=True), grown, strict=True):

@@ -1,4 +1,4 @@
-"""How the cost of an aggregation grows with the degree, the number of nodes and of parameters."""
+"""Growth of the cost of an aggregation with the degree, the number of nodes and of parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from ubar_jax.experiments.bench.measure import ready, seconds
 from ubar_jax.experiments.bench.scenes import Scene, growth_scene, one_aggregation
 from ubar_jax.experiments.bench.tables import PAPER
 
-# The cost of one node and round: the paper's proposition where it has one, else that of plain sorting.
+# Cost per node and round: from the paper's proposition if it has one, else that of plain sorting.
 PROPOSED = {
     "average": "|N| d",
     "ubar": "|N| d (paper)",
@@ -36,7 +36,7 @@ AXES = {
         (8, 12, 16, 24, 32, 48, 64, 96, 128),
         lambda degree: growth_scene(degree, 130, 10_000),
     ),
-    "n": Axis(  # d of the mlp on digits, and a degree that ten nodes can have
+    "n": Axis(  # d of the mlp on digits; a degree that is possible with ten nodes
         "nodes n",
         "degree 8, d = 7,510",
         (10, 20, 50, 100, 200, 500, 1000),
@@ -52,7 +52,7 @@ AXES = {
 
 
 def measure_growth(repeats: int) -> dict[str, dict[str, Any]]:
-    """Our CPU seconds along every axis, and the exponents, printed as they come."""
+    """Measures and prints our CPU seconds along every axis, and the exponents."""
     print("\ngrowth: CPU seconds per aggregation, one core; ubar with a loss that reads the model once")
     grown = {}
     for key, axis in AXES.items():
@@ -77,7 +77,7 @@ def exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
 
 
 def exponent_table(grown: dict[str, dict[str, Any]]) -> str:
-    """The fitted exponents of the whole network's cost, next to one node's as stated elsewhere."""
+    """The fitted exponents of the whole network's cost, and the cost per node from PROPOSED."""
     lines = [f"{'rule':12}" + "".join(f"{key:>8}" for key in grown) + "   per node, one node at a time"]
     for name in PAPER:
         fitted = "".join(f"{grown[key]['exponents'][name]:8.2f}" for key in grown)

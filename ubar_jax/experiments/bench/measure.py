@@ -1,4 +1,4 @@
-"""Clocks: work in turns, and what the machine could do at best."""
+"""Time functions in turns, and measure the limits of the machine."""
 
 import functools
 import os
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-BUDGET = 12  # seconds after which a comparison is not repeated any more
-SIZES = (512, 1024, 2048)  # sides of the square matrices whose product is the peak
+BUDGET = 12  # seconds after which a comparison is not repeated
+SIZES = (512, 1024, 2048)  # sides of the square matrices; the fastest product is the peak
 COPIED = 2**28  # bytes of the array that is copied
 
 
@@ -24,9 +24,9 @@ def seconds(
     clock: Callable[[], float] = time.process_time,
     choose: Callable[[Sequence[float]], float] = statistics.median,
 ) -> list[float]:
-    """Each one's median time of `repeats` calls, made in turns, after a first one that warms up.
+    """The median time of `repeats` calls per function, made in turns, after one call to warm up.
 
-    Fewer calls, but one, where they take longer than BUDGET together.
+    Fewer calls, but at least one, if all together take longer than BUDGET.
     """
     seen: list[list[float]] = [[] for _ in functions]
     while len(seen[0]) < 2 or (len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET):
@@ -38,7 +38,7 @@ def seconds(
 
 
 def ready(function: Callable, arguments: tuple) -> Callable[[], Any]:
-    """A call of the compiled function that waits for its result; the arrays are arguments of the program."""
+    """A function that runs the compiled program and waits; arrays are arguments, not constants."""
     arguments = jax.device_put(arguments)
     compiled = jax.jit(function).lower(*arguments).compile()
     return lambda: jax.block_until_ready(compiled(*arguments))
@@ -46,9 +46,9 @@ def ready(function: Callable, arguments: tuple) -> Callable[[], Any]:
 
 @functools.cache
 def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) -> dict[str, Any]:
-    """The best of some matrix products, in jax and torch, in GFLOP/s, and of copies, in GB/s (both ways).
+    """The fastest matrix product of jax and torch, in GFLOP/s, and copy, in GB/s read and written.
 
-    Measured once a process.
+    Measured once per process.
     """
     rng = np.random.default_rng(0)
     products: dict[str, dict[int, float]] = {name: {} for name in (("jax", "torch") if serial else ("jax",))}
@@ -79,7 +79,7 @@ def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) 
 
 
 def machine(serial: ModuleType | None) -> dict[str, Any]:
-    """Where the numbers come from."""
+    """The machine and versions that the numbers come from."""
     versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
     if serial:
         versions["torch"] = serial.torch.__version__
@@ -88,7 +88,7 @@ def machine(serial: ModuleType | None) -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """The processor's model name as Linux tells it."""
+    """The processor's model name, from Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(
         (line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor()

@@ -1,4 +1,4 @@
-"""Networks in the middle of a round, and the work of a round on them: ours, and the same in torch."""
+"""Networks in the middle of a round, and the work of a round on them: ours and the torch loop's."""
 
 import functools
 import importlib.util
@@ -23,13 +23,13 @@ from ubar_jax.parts.optimisation import optimizers, schedules
 from ubar_jax.parts.tasks import make_task
 from ubar_jax.types import Data, Graph, Knobs, RoundState, Task
 
-MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # images they are measured on
-POSITIONS = {"mlp": (), "lenet": (28 * 28, 10 * 10), "cnn": (32 * 32, 14 * 14)}  # outputs of convolutions
+MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # shapes of the images
+POSITIONS = {"mlp": (), "lenet": (28 * 28, 10 * 10), "cnn": (32 * 32, 14 * 14)}  # outputs per convolution
 NODES, CONNECTION, BATCH = 30, 0.4, 256
 CLASSES = 10
-NOISE = 1e-2  # deviation of the models from x_0, per parameter
+NOISE = 1e-2  # standard deviation of the models from x_0, per parameter
 RATE = 0.05  # learning rate
-ROUNDS = 4  # in one program, where whole rounds or attacks are timed: in a run, too, memory is claimed once
+ROUNDS = 4  # rounds or steps per timed program: as in a run, memory is allocated once for several
 TRAINING, ROUND = "training", "round with "  # rows of a time table; every other row is a rule's name
 
 
@@ -38,19 +38,19 @@ class Scene(NamedTuple):
 
     own: jax.Array  # [n, d]
     graph: Graph  # [n, K]
-    batch: tuple  # what the task's loss needs beside a model, leaves [n, ...]
+    batch: tuple  # leaves [n, ...]: what the task's loss needs besides a model
     own_loss: jax.Array  # [n]
     task: Task
     unravel: Callable  # [d] -> one model's parameters
     model: str
-    data: Data | None  # whose shares are the batches
+    data: Data | None  # its shards are the batches
 
 
 Work = tuple[Callable, tuple]  # a function to be jitted and its arguments
 
 
 def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene:
-    """The paper's graph; models x_0 plus noise, a batch of random images for each node."""
+    """The paper's graph, models x_0 plus noise, and one batch of random images per node."""
     nodes, shape = benign + byzantine, MODELS[model]
     task = make_task(model, shape, CLASSES)
     one, unravel = ravel_pytree(jax.jit(task.init)(jax.random.key(0)))
@@ -66,12 +66,12 @@ def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene
 
 
 def growth_scene(degree: int, nodes: int, d: int) -> Scene:
-    """A ring lattice; the loss reads the model once, so that stage 2 of UBAR does not hide the rest."""
+    """A ring lattice. The loss reads the model once, so that stage 2 of UBAR does not dominate the cost."""
     own = np.random.default_rng(0).standard_normal((nodes, d), np.float32)
     network = topology.small_world(0, nodes, degree, rewire=0.0)
-    unused: Any = None  # nobody starts such a model or predicts with it
+    unused: Any = None  # never called
     task = Task(init=unused, loss=lambda vector, *_: jnp.mean(jnp.square(vector)), predict=unused)
-    nothing = (np.zeros((nodes, 0), np.float32),)  # a batch of no examples per node
+    nothing = (np.zeros((nodes, 0), np.float32),)  # an empty batch per node
     return _scene(own, network, nothing, task, lambda vector: vector, "quadratic", None)
 
 
@@ -98,7 +98,7 @@ def training(scene: Scene) -> Work:
 
 
 def several_steps(scene: Scene) -> Work:
-    """ROUNDS of SGD in one program."""
+    """ROUNDS steps of SGD in one program."""
     gradient, arguments = training(scene)
 
     def step(params, batch):
@@ -108,7 +108,7 @@ def several_steps(scene: Scene) -> Work:
 
 
 def one_aggregation(scene: Scene, name: str) -> Work:
-    """What every node mixes in: [n, d]."""
+    """[n, d] the rule's result at every node."""
     mix, count = aggregator(scene, name, len(scene.own))
     return lambda arrays, count: mix(arrays, count, arrays[0])[0], (scene[:4], count)
 
@@ -144,7 +144,7 @@ def whole_round(scene: Scene, name: str) -> Work:
 
 
 def several_rounds(scene: Scene, name: str) -> Work:
-    """ROUNDS of them in one program."""
+    """ROUNDS whole rounds in one program."""
     step, (state, index, *rest) = whole_round(scene, name)
 
     def play(state, indices, *rest):
@@ -154,7 +154,7 @@ def several_rounds(scene: Scene, name: str) -> Work:
 
 
 def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """A rule's count [r], its alpha [r], and how many pairs of receiver and message it evaluates."""
+    """(count [r], alpha [r], number of pairs of receiver and message to evaluate) of a rule."""
     rule = rules.parse(name)
     traits = rule.traits
     degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
@@ -166,7 +166,7 @@ def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarr
 def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarray]:
     """`mix(arrays, count, sent) -> (mixed, info)` of the benign receivers, and the rule's count.
 
-    `arrays` are (own, graph, batch, own_loss) of the scene, to be passed through jit.
+    `arrays` are (own, graph, batch, own_loss) of the scene, passed as arguments of the jitted function.
     """
     count, _, pairs = knobs_of(scene, name, benign)
 
@@ -191,10 +191,10 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
 
 
 def training_flops(scene: Scene) -> int:
-    """Of one training step of all nodes, in the matrix products of its layers, two a multiply-add.
+    """Operations in the matrix products of one training step of all nodes; a multiply-add counts as two.
 
-    The forward pass, as much for the gradients of the weights, and as much for those of the inputs but the
-    images.
+    The forward pass, the gradients of the weights and those of the inputs cost the same each; images need
+    no gradient.
     """
     assert scene.data is not None
     kernels = [leaf.size for leaf in jax.tree.leaves(scene.unravel(scene.own[0])) if leaf.ndim > 1]
@@ -204,12 +204,12 @@ def training_flops(scene: Scene) -> int:
 
 
 def least_bytes(scene: Scene) -> int:
-    """What an aggregation cannot but read and write: every message once, every result once."""
+    """The least that an aggregation reads and writes: every message once, every result once."""
     return 2 * scene.own.nbytes
 
 
 def load_serial(path: Path) -> ModuleType | None:
-    """The serial torch simulator in a file; None without it or without torch."""
+    """The serial torch simulator from a file; None if the file or torch is missing."""
     if importlib.util.find_spec("torch") is None or not path.exists():
         return None
     spec = importlib.util.spec_from_file_location("serial_torch", path)
@@ -220,12 +220,12 @@ def load_serial(path: Path) -> ModuleType | None:
 
 
 def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | None:
-    """The same work as a loop over nodes; None where the loop does not have the rule."""
+    """The same work as a loop over nodes in torch; None if the loop does not have the rule."""
     name = row.removeprefix(ROUND)
     if name != TRAINING and name not in serial.RULES:
         return None
     tensor = serial.torch.from_numpy
-    # (Indexing would give columns in a row: a stride of n between a vector's elements.)
+    # Not by indexing, which would leave a stride of n between a vector's elements.
     vectors = list(tensor(np.take(np.asarray(scene.own), torch_layout(scene), axis=1)))
     models = [serial.MODELS[scene.model]() for _ in vectors]
     for model, vector in zip(models, vectors, strict=True):
@@ -248,9 +248,9 @@ def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | 
 
 
 def torch_layout(scene: Scene) -> np.ndarray:
-    """[d] where in our vector the parameters of the torch module stand, in its order.
+    """[d] positions in our vector of the torch module's parameters, in torch's order.
 
-    Ours are bias, kernel [in, out] or [k, k, in, out]; torch's weight [out, in] or [out, in, k, k], bias.
+    Ours: bias, kernel [in, out] or [k, k, in, out]. Torch: weight [out, in] or [out, in, k, k], bias.
     """
     numbers = np.arange(scene.own.shape[1], dtype=np.float32)
     leaves = [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(scene.unravel(jnp.asarray(numbers)))]
@@ -258,7 +258,7 @@ def torch_layout(scene: Scene) -> np.ndarray:
     for bias, kernel in zip(leaves[::2], leaves[1::2], strict=True):
         if kernel.ndim == 4:
             weight, channels = kernel.transpose(3, 2, 0, 1), kernel.shape[-1]
-        else:  # the first dense layer reads an image: by pixel, then channel; in torch the other way round
+        else:  # the first dense layer reads an image by pixel, then channel; torch by channel, then pixel
             by_channel = kernel.reshape(-1, channels, kernel.shape[-1]).swapaxes(0, 1)
             weight, channels = by_channel.reshape(kernel.shape).T, 1
         order += [weight.ravel(), bias]

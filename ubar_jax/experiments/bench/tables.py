@@ -1,4 +1,4 @@
-"""The paper's time table, training and aggregation by every rule, next to the torch loop and our targets."""
+"""The paper's time table: training and every rule, compared with the torch loop and our targets."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,13 +9,13 @@ from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import limits, ready, seconds
 from ubar_jax.experiments.bench.scenes import BATCH, NODES, ROUND, ROUNDS, TRAINING
 
-# What the torch loop should cost at least in multiples of ours: CPU seconds on one core.
+# Lowest acceptable ratio of CPU seconds on one core: torch loop / ours.
 TARGETS = {
     "mlp": {TRAINING: 1.0, "ubar": 1.3, "dkrum": 20, "dmedian": 8, "bridge": 8, "dbulyan": 8},
     "lenet": {TRAINING: 1.2, "ubar": 1.8, "dkrum": 15, "dmedian": 8, "bridge": 8, "dbulyan": 8},
     "cnn": {TRAINING: 1.0, "ubar": 1.3, "dkrum": 15, "dmedian": 8, "bridge": 8, "dbulyan": 8},
 }
-PAPER = ("average", "ubar", "dkrum", "dmedian", "bridge", "dbulyan")  # the rules of its table
+PAPER = ("average", "ubar", "dkrum", "dmedian", "bridge", "dbulyan")  # the rules of the paper's table
 
 Table = dict[str, dict[str, Any]]  # by row
 
@@ -27,10 +27,10 @@ def time_tables(
     serial: ModuleType | None,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Table]:
-    """Seconds of every row for ours and the loop, with ratio, target and share of what the machine can do."""
+    """Seconds per row, ours and the loop's, with ratio, target and share of the machine's peak."""
     best = limits(repeats, clock, serial)
     unit, aimed = ("CPU", True) if clock is time.process_time else ("wall", False)
-    print(f"\n{unit} seconds a round, {NODES} nodes, batch {BATCH}; share: of the measured peak of", end=" ")
+    print(f"\n{unit} seconds per round, {NODES} nodes, batch {BATCH}; share of the measured peak of", end=" ")
     print(f"{best['peak_gflops']:.0f} GFLOP/s (training)\nor of {best['bandwidth_gbs']:.0f} GB/s (rules)")
     tables: dict[str, Table] = {}
     for model in models:
@@ -75,7 +75,7 @@ def line(row: str, found: dict[str, Any]) -> str:
 
 
 def peak(repeats: int, serial: ModuleType | None) -> dict[str, Any]:
-    """What one core does at best, printed."""
+    """Measures and prints the best speed of one core."""
     best = limits(repeats, time.process_time, serial)
     print("\nmatrix products, float32, GFLOP/s on one core")
     for name, of in best["products"].items():

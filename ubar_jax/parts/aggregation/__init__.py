@@ -1,7 +1,8 @@
-"""Aggregation rules: what a node makes of the messages it received.
+"""Aggregation rules: how a node combines the messages it receives.
 
-`base` has the registry `rules` and says what a rule is; `counts` what rules assume of their neighbours;
-every other module is a family of rules. Rules are listed and drawn in the order of these imports.
+`base` defines the registry `rules` and the interface of a rule. `counts` computes how many neighbours a rule
+takes for benign or Byzantine. Every other module is a family of rules. The order of the imports is the order
+in listings and plots.
 """
 
 # isort: off

@@ -7,5 +7,5 @@ from ubar_jax.types import Inbox
 
 @rules.register(alpha=lambda degree: 1 / (degree + 1), defends=False)
 def average(inbox: Inbox):
-    """Plain mean of the neighbours, undefended; alpha 1 / (|N_i| + 1) makes it the mean with x_i."""
+    """Undefended mean of the neighbours; alpha 1 / (|N_i| + 1) makes the update the mean of N_i and i."""
     return linalg.undefended_mean(inbox), {"selected": inbox.graph.mask}

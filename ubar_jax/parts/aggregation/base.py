@@ -1,15 +1,15 @@
-"""Aggregation rules: one function each, from an Inbox to (what to mix in [r, d], info).
+"""Aggregation rules: one function per rule, from an Inbox to (mixed [r, d], info).
 
-A rule that depends on how many neighbours are benign or Byzantine has a `count`: a function of the
-degrees, run once on the host in exact arithmetic, whose per-node result is `inbox.count`. Its
-arguments are the rule's. `limit` is the largest count that the rule is defined for with so many
-neighbours; larger ones are clipped, and the user is told. Further traits: `alpha`, the rule's own
-weight of x_i in the update, from the degrees; `pairs`, how many messages a node evaluates on its
-batch, from (degree, count), by default none; `defends`, whether bad messages are dropped before the
-rule sees them; `selects`, whether it accepts or refuses whole messages.
+A rule that depends on the number of benign or Byzantine neighbours has a `count`: a function of the degrees
+that runs once on the host in exact arithmetic; its result per node is `inbox.count`. Its arguments become
+arguments of the rule. `limit` is the largest count that the rule is defined for, given the number of
+messages; larger counts are clipped, and the user gets a notice. Further traits: `alpha`, the rule's default
+weight of x_i in the update, from the degrees; `pairs`, the number of messages that a node evaluates on its
+batch, from (degree, count), by default none; `defends`, whether bad messages are dropped before the rule
+runs; `selects`, whether the rule accepts or rejects whole messages.
 
-`info["selected"]` [r, K] says which slots were accepted, `info["candidates"]` which ones stage 1
-kept; coordinate-wise rules have neither.
+`info["selected"]` [r, K] marks the accepted slots, `info["candidates"]` [r, K] those kept by stage 1;
+coordinate-wise rules return neither.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from ubar_jax.types import Graph, Inbox
 
 @dataclass(frozen=True)
 class RuleTraits:
-    """What the simulator needs to know of a rule. Functions may take arguments of the rule by name."""
+    """What the simulator must know about a rule. Functions may take arguments of the rule by name."""
 
     count: Callable[..., np.ndarray] | None = None  # degree [r], Byzantine neighbours [r] -> inbox.count [r]
-    limit: Callable[..., Any] | None = None  # messages [r] -> largest count that the rule is defined for
+    limit: Callable[..., Any] | None = None  # messages [r] -> largest count allowed [r]
     alpha: Callable[..., Any] = lambda degree: 0.5  # degree [r] -> weight of own model in the update
-    selects: Callable[..., bool] = lambda: True  # whether it accepts or refuses whole messages
+    selects: Callable[..., bool] = lambda: True  # whether it accepts or rejects whole messages
     pairs: Callable[..., Any] = lambda degree, count: 0  # losses per node, from degree [r] and count [r]
-    defends: bool = True  # whether bad messages are dropped before the rule sees them
+    defends: bool = True  # whether bad messages are dropped before the rule runs
 
 
 Rule = Spec[RuleTraits]
@@ -53,14 +53,14 @@ def make_inbox(
     pairs: int,
     rows: Array | None = None,
 ) -> Inbox:
-    """The inbox of the receivers of `graph` [r, K]; without `rows` a slot reads its sender's row."""
+    """The inbox of the receivers in `graph` [r, K]; by default a slot reads its sender's row of `sent`."""
     degree = jnp.sum(graph.mask, axis=1)
     rows = graph.neighbours if rows is None else rows
     return Inbox(own, sent, rows, graph, degree, count, t, own_loss, loss_of, pairs)
 
 
 def aggregate(rule: Rule, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
-    """What every rule has in common: bad messages are dropped; nothing left, R = x_i."""
+    """Apply a rule: drop bad messages if it defends; return x_i for receivers without any message left."""
     if rule.traits.defends:
         inbox = linalg.drop_bad(inbox)
     mixed, info = rule(inbox)

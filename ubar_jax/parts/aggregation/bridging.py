@@ -28,14 +28,14 @@ BRIDGE_LIMITS = {"T": trim_limit, "M": trim_limit, "K": krum_limit, "B": bulyan_
 
 
 def bridge_tolerated(degree, known, variant: Variant = "T", rho: Rho = 0.4, byzantine: Share = None):
-    """n_hat of a BRIDGE variant; the median needs none."""
+    """n_hat of a BRIDGE variant; 0 for the median, which needs none."""
     if variant == "M":
         return np.zeros_like(degree)
     return tolerated(1 / 4 if variant == "B" else 1 / 2)(degree, known, rho, byzantine)
 
 
 def bridge_limit(values, variant: str, original: bool):
-    """The limit of a variant; Krum over N_i and i has one value more."""
+    """The limit of a variant; the original M, K and B use one more value, x_i."""
     return BRIDGE_LIMITS[variant](values + (original and variant != "T"))
 
 
@@ -48,9 +48,9 @@ def bridge_limit(values, variant: str, original: bool):
 def bridge(inbox: Inbox, variant: Variant = "T", original: Annotated[bool, Choice((False, True))] = False):
     """BRIDGE-T(rimmed mean), -M(edian), -K(rum), -B(ulyan-like): recursive Krum, then trimmed mean.
 
-    In this paper's frame over N_i with alpha 0.5; in the original over N_i and i with alpha 0. The
-    original BRIDGE-T trims N_i and then always keeps x_i, as its text says; its public code may trim
-    x_i too. In a tie x_i comes after all neighbours.
+    Over N_i with alpha 0.5, as in this paper; with original=True over N_i and i with alpha 0. The original
+    BRIDGE-T trims N_i and always keeps x_i, as its text says; its public code may also trim x_i. In a tie
+    x_i comes after all neighbours.
     """
     n_hat = clipped(inbox, partial(bridge_limit, variant=variant, original=original))
     slots = inbox.graph.mask.shape[1]

@@ -1,4 +1,4 @@
-"""Rules that mix values of all messages per coordinate."""
+"""Rules that combine the values of all messages per coordinate."""
 
 from ubar_jax.numerics import order_statistics
 from ubar_jax.parts.aggregation.base import rules

@@ -1,4 +1,4 @@
-"""How many neighbours a rule takes for benign or Byzantine: per-node integers, computed once on the host."""
+"""Assumed numbers of benign or Byzantine neighbours: integers per node, computed once on the host."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -16,17 +16,17 @@ Rho = Annotated[float | str, Number(0, 1, open_low=True, words=("conservative", 
 Share = Annotated[float | str | None, Number(0, 1, open_high=True, words=("oracle", None))]
 
 
-GUARD = 1e-9  # floor and ceil of products such as 0.29 * 100 and 10 * (1 - 0.7)
+GUARD = 1e-9  # against rounding before floor and ceil: 0.29 * 100, 10 * (1 - 0.7)
 
 
 def benign_share(degree: np.ndarray, byzantine: np.ndarray, rho: float | str) -> np.ndarray | float:
-    """rho_i: a number, "oracle" (each node's true share), "conservative" (one benign neighbour)."""
+    """rho_i: a number, "oracle" (each node's true share) or "conservative" (one benign neighbour)."""
     words: dict[Any, Any] = {"conservative": 1 / degree, "oracle": 1 - byzantine / degree}
     return words.get(rho, rho)
 
 
 def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: Rho = 0.4) -> np.ndarray:
-    """[r] how many neighbours UBAR keeps: max(1, floor(rho_i |N_i|)).
+    """[r] number of neighbours that UBAR keeps: max(1, floor(rho_i |N_i|)).
 
     degree [r]; byzantine [r], the true number of Byzantine neighbours.
     """
@@ -35,7 +35,7 @@ def benign_neighbours(degree: np.ndarray, byzantine: np.ndarray, rho: Rho = 0.4)
 
 
 def tolerated(largest: float) -> Callable:
-    """n_hat = ceil(|N_i| min(1 - rho_i, largest)), or from `byzantine`: a share, or the true count."""
+    """n_hat = ceil(|N_i| min(1 - rho_i, largest)), or from `byzantine`: a share or "oracle" (true count)."""
 
     def n_hat(degree, known, rho: Rho = 0.4, byzantine: Share = None):
         if byzantine == "oracle":
@@ -47,12 +47,12 @@ def tolerated(largest: float) -> Callable:
 
 
 def krum_limit(values):
-    """The largest n_hat that Krum is defined for: 2 n_hat + 3 <= values."""
+    """The largest n_hat for which Krum is defined: 2 n_hat + 3 <= values."""
     return (values - 3) // 2
 
 
 def bulyan_limit(values):
-    """The largest n_hat that Bulyan is defined for: 4 n_hat + 3 <= values."""
+    """The largest n_hat for which Bulyan is defined: 4 n_hat + 3 <= values."""
     return (values - 3) // 4
 
 
@@ -64,7 +64,7 @@ def trim_limit(values):
 def count_neighbours(
     rule: Spec, graph: Graph, receivers: int, benign: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count), on the host."""
+    """([r] degree, [r] true number of Byzantine neighbours, [r] the rule's count), computed on the host."""
     ids, mask = (np.asarray(a)[:receivers] for a in graph)
     degree, byzantine = mask.sum(1), (mask & (ids >= benign)).sum(1)
     counting = rule.traits.count
@@ -73,6 +73,6 @@ def count_neighbours(
 
 
 def clipped(inbox: Inbox, limit: Callable) -> Array:
-    """[r] the count, at most what the rule is defined for with the messages that are left."""
+    """[r] the count, clipped to [0, limit] for the number of messages left."""
     left = jnp.sum(inbox.graph.mask, axis=1)
     return jnp.clip(inbox.count, 0, jnp.maximum(limit(left), 0))

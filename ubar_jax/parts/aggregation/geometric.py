@@ -18,13 +18,13 @@ def geometric_median(
     tolerance: Annotated[float, Number(0, open_low=True)] = 1e-5,
     steps: Annotated[int, Number(1, integer=True)] = 200,
 ):
-    """Geometric median by smoothed Weiszfeld steps, until no weight moves by more than tolerance.
+    """Geometric median by smoothed Weiszfeld steps, until no weight changes by more than tolerance.
 
-    Distances below smoothing times a typical one count as that; typical is the smallest of the messages'
-    median distances to the others, which a minority cannot move. The first weights are those of a step from
-    the message that has it: from the mean, an outlier at 1e12 is a long way back. The estimate is always a
-    weighted mean, z = sum w_k x_k, so that |z - x_j|^2 follows from the inner products of the messages: no
-    step touches a model, only the last mean does. Messages whose distances would overflow have no weight.
+    Distances are bounded below by smoothing times a typical distance: the smallest over messages of the
+    median distance to the other messages, which a minority cannot change. The first step starts from the
+    message with that median distance; from the mean, an outlier at 1e12 would cost many steps. The estimate
+    is always a weighted mean, z = sum w_k x_k, so |z - x_j|^2 follows from inner products of the messages,
+    and only the final mean touches the models. Messages whose distances would overflow get weight 0.
     """
     grams = linalg.slot_grams(inbox)
     norms = jnp.diagonal(grams, axis1=1, axis2=2)
@@ -38,7 +38,7 @@ def geometric_median(
     def squares(weights):
         """[r, K] |z - x_k|^2, from inner products or from distances, whichever cancels less.
 
-        Distances are exact where z is close to a message, inner products where there are outliers.
+        Distances are accurate if z is close to a message, inner products if there are outliers.
         """
         product, apart = (
             jnp.einsum("rkl,rl->rk", matrix, weights, precision=linalg.HIGHEST) for matrix in (grams, between)

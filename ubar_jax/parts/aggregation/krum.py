@@ -1,4 +1,4 @@
-"""Krum: the neighbour with the closest company, the best few, or one after the other."""
+"""Krum, Multi-Krum and recursive Krum: neighbours with the smallest distances to other neighbours."""
 
 from typing import Annotated
 
@@ -15,10 +15,10 @@ from ubar_jax.types import Inbox
 
 
 def krum_order(inbox: Inbox, n_hat: Array) -> Array:
-    """[r, K] rank of every neighbour by Krum's score; equal scores go to the smallest sender id.
+    """[r, K] rank of each neighbour by Krum's score; of equal scores the smaller sender id ranks first.
 
     The score of j is the sum of the left - n_hat - 2 (at least one) smallest squared distances from
-    x_j to the other neighbours. The paper prints "+ 2"; Krum's own definition has - 2.
+    x_j to the other neighbours. The paper prints "+ 2"; Krum's original definition has - 2.
     """
     left = jnp.sum(inbox.graph.mask, axis=1)
     terms = jnp.maximum(left - n_hat - 2, 1)[:, None, None]
@@ -28,15 +28,15 @@ def krum_order(inbox: Inbox, n_hat: Array) -> Array:
 
 
 def _scores(free: Array, nearest: Array, counted: Array) -> Array:
-    """[r, K] sum of the counted entries; a slot that is not free comes after all."""
+    """[r, K] sum of the counted entries; +inf for slots that are not free."""
     scores = jnp.sum(jnp.where(counted, nearest, 0), axis=2)
     return jnp.where(free, jnp.minimum(scores, linalg.BIG), jnp.inf)
 
 
 def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
-    """[r, K] the left - 2 n_hat neighbours that Krum picks one after the other, each then removed.
+    """[r, K] the left - 2 n_hat neighbours picked by running Krum repeatedly, each pick being removed.
 
-    The score counts what is LEFT: max(1, left - n_hat - 2) terms. Distances are sorted once.
+    Scores have max(1, left - n_hat - 2) terms, `left` shrinking with each pick. Distances are sorted once.
     """
     distances = linalg.slot_distances(inbox)
     order = jnp.argsort(distances, axis=2, stable=True)
@@ -59,19 +59,19 @@ def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
 
 @rules.register(count=tolerated(1 / 2), limit=krum_limit)
 def dkrum(inbox: Inbox):
-    """DKrum: the one neighbour with the smallest sum of squared distances to its nearest fellows."""
+    """DKrum: the neighbour with the smallest sum of squared distances to its nearest other neighbours."""
     best = (krum_order(inbox, clipped(inbox, krum_limit)) == 0) & inbox.graph.mask
     return linalg.only(inbox, best), {"selected": best}
 
 
 def multi_krum_limit(values, m):
-    """Krum's limit; no number is defined where there are fewer than m neighbours."""
+    """Krum's limit; -1, below any count, if there are fewer than m neighbours."""
     return krum_limit(values) if m == "auto" else np.where(m > values, -1, krum_limit(values))
 
 
 @rules.register(count=tolerated(1 / 2), limit=multi_krum_limit)
 def multi_krum(inbox: Inbox, m: Annotated[int | str, Number(1, integer=True, words=("auto",))] = "auto"):
-    """Multi-Krum: the mean of the m neighbours of best Krum score; auto is |N_i| - n_hat."""
+    """Multi-Krum: mean of the m neighbours with the best Krum scores; auto is |N_i| - n_hat."""
     n_hat = clipped(inbox, krum_limit)
     wanted = jnp.sum(inbox.graph.mask, axis=1) - n_hat if isinstance(m, str) else jnp.full_like(n_hat, m)
     best = (krum_order(inbox, n_hat) < wanted[:, None]) & inbox.graph.mask

@@ -1,4 +1,4 @@
-"""UBAR, and its two stages alone: distance, then loss."""
+"""UBAR (distance stage, then loss stage) and each stage alone."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,7 +11,7 @@ from ubar_jax.types import Inbox
 
 @rules.register(count=benign_neighbours, pairs=lambda degree, count: count)
 def ubar(inbox: Inbox):
-    """UBAR: the rho |N_i| closest neighbours; of those, the ones whose loss is not above own."""
+    """UBAR: mean of those of the rho |N_i| closest neighbours whose loss is at most own loss."""
     near = closest(inbox)
     good = no_worse(inbox, near)
     return linalg.mean(inbox, good), {"candidates": near, "selected": good}
@@ -19,14 +19,14 @@ def ubar(inbox: Inbox):
 
 @rules.register(count=benign_neighbours)
 def ubar_distance(inbox: Inbox):
-    """Ablation of UBAR: its distance stage only."""
+    """Ablation of UBAR: only its distance stage."""
     near = closest(inbox)
     return linalg.mean(inbox, near), {"candidates": near, "selected": near}
 
 
 @rules.register(pairs=lambda degree, count: degree)
 def ubar_loss(inbox: Inbox):
-    """Ablation of UBAR: its loss stage only, over all neighbours."""
+    """Ablation of UBAR: only its loss stage, over all neighbours."""
     good = no_worse(inbox, inbox.graph.mask)
     return linalg.mean(inbox, good), {"selected": good}
 
@@ -38,7 +38,7 @@ def closest(inbox: Inbox) -> Array:
 
 
 def no_worse(inbox: Inbox, candidates: Array) -> Array:
-    """[r, K] candidates whose loss is at most own; else the single best (UBAR, stage 2)."""
+    """[r, K] candidates whose loss is at most own loss; if there are none, the best one (UBAR, stage 2)."""
     losses = losses_of(inbox, candidates)
     good = candidates & (losses <= inbox.own_loss[:, None]) & jnp.isfinite(losses)
     best = (linalg.ranks(losses) == 0) & jnp.isfinite(losses)
@@ -46,11 +46,11 @@ def no_worse(inbox: Inbox, candidates: Array) -> Array:
 
 
 def losses_of(inbox: Inbox, candidates: Array) -> Array:
-    """[r, K] loss of the candidates' messages on the receiver's own batch, +inf elsewhere.
+    """[r, K] loss of the candidates' messages on the receiver's batch, +inf in other slots.
 
-    Only the kept candidates are evaluated, as one flat list of at most `inbox.pairs` pairs.
+    Only candidates are evaluated, as one flat list of `inbox.pairs` (receiver, slot) pairs with padding.
     """
-    outside = candidates.shape  # where padding reads the last entry and writes nothing
+    outside = candidates.shape  # padding index: out of bounds, so reads are clamped and writes dropped
     receiver, slot = jnp.nonzero(candidates, size=inbox.pairs, fill_value=outside)
     losses = inbox.loss_of(receiver, inbox.rows[receiver, slot])
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)

@@ -1,7 +1,8 @@
 """Attacks: what Byzantine nodes send.
 
-`base` has the registry `attacks` and says what an attack is; `seen` and `search` are what attacks share;
-every other module is a family of attacks. Attacks are listed and drawn in the order of these imports.
+`base` defines the registry `attacks` and the interface of an attack. `seen` and `search` are shared by
+attacks. Every other module is a family of attacks. The order of the imports is the order in listings and
+plots.
 """
 
 # isort: off

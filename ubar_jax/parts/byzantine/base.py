@@ -1,16 +1,16 @@
-"""Attacks: one function each, from (key, View) to what the Byzantine nodes send.
+"""Attacks: one function per attack, from (key, View) to the messages of the Byzantine nodes.
 
-That is one vector a Byzantine node, [f, d], broadcast to all its neighbours; an attack that is
-`tailored` gives one vector a benign receiver instead, [n_b, d], which all of that node's Byzantine
-neighbours tell it (if it also trains, [f + n_b, d]: first what Byzantine nodes tell each other). Honest
-rows cannot be touched. Further traits: `trains`, whether the Byzantine nodes follow the protocol otherwise
-(train on their share and apply the rule to what they receive), so that `view.own[view.benign:]` are their
-models; `poison`, what they do to the labels they train on; `setup`, run once on the host with the network,
-which checks the arguments and returns (traced numbers for the attack, notices). Real-valued arguments are
-traced: one compiled program serves every strength.
+The result is [f, d]: one vector per Byzantine node, broadcast to all its neighbours. A `tailored` attack
+returns [n_b, d] instead: one vector per benign receiver, sent by all Byzantine neighbours of that receiver.
+If it also trains, it returns [f + n_b, d]: first the vectors that Byzantine nodes send to each other. Attacks
+cannot change honest messages. Further traits: `trains`, whether the Byzantine nodes otherwise follow the
+protocol (train on their share and apply the rule to what they receive), so that `view.own[view.benign:]` are
+their models; `poison`, how they change the labels they train on; `setup`, which runs once on the host with
+the network, checks the arguments and returns (traced numbers for the attack, notices). Real-valued arguments
+are traced, so one compiled program serves all their values.
 
-Each description ends in what the attacker knows. mu and sigma are the mean and deviation per coordinate
-of the models that its benign neighbours send it, the ones it has seen.
+Each description ends with what the attacker knows. mu and sigma are the mean and standard deviation per
+coordinate of the models that the attacker has seen, those of its benign neighbours.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from ubar_jax.registry import ConfigError, Number, Registry, Spec
 
 @dataclass(frozen=True)
 class AttackTraits:
-    """What the simulator needs to know of an attack. Functions may take arguments of the attack by name."""
+    """What the simulator must know about an attack. Functions may take arguments of the attack by name."""
 
     trains: bool = False  # whether Byzantine nodes train and apply the rule, so that they have models
-    tailored: bool | Callable[..., int | None] = False  # whether, or from which round on, every benign
-    # receiver is told something else
-    poison: Callable[..., Any] | None = None  # labels [f, b], classes, t -> the labels that they train on
+    tailored: bool | Callable[..., int | None] = False  # whether, or from which round on, each benign
+    # receiver gets its own message
+    poison: Callable[..., Any] | None = None  # labels [f, b], classes, t -> training labels
     setup: Callable[..., tuple[dict[str, float], list[str]]] | None = None  # network, n_b, f, rounds, rule ->
-    # (further numbers for the attack, notices); run once on the host, refuses what cannot work
+    # (further numbers for the attack, notices); runs once on the host, raises ConfigError if invalid
 
 
 Attack = Spec[AttackTraits]
@@ -40,7 +40,7 @@ Positive = Annotated[float, Number(0, open_low=True)]
 
 
 def tailored_since(attack: Attack) -> int | None:
-    """The round from which on the attack tells every receiver something else; None if it never does."""
+    """The round from which on each receiver gets its own message; None if never."""
     tailored = attack.traits.tailored
     if callable(tailored):
         return tailored(**attack.of(tailored))
@@ -48,7 +48,7 @@ def tailored_since(attack: Attack) -> int | None:
 
 
 def check_range(attack: Attack, numbers: dict) -> None:
-    """Refuses numbers of an attack that float32 does not have."""
+    """Raise ConfigError if a number of the attack does not fit float32."""
     for name, value in numbers.items():
         if isinstance(value, float) and not Number().accepts(value):
             raise ConfigError(

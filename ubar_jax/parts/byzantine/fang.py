@@ -19,19 +19,20 @@ from ubar_jax.types import View
 
 
 def _moves(view: View, seen: Seen) -> Array:
-    """[f, d] sign of the mean update that the seen nodes are about to take."""
+    """[f, d] sign of the mean update that the seen nodes are about to add."""
     update = living(view, view.update[: view.benign])
     return jnp.sign(average_of(seen.adjacent, seen.count, update))
 
 
 @attacks.register
 def fang_krum(key: Array, view: View) -> Array:
-    """mu - lambda s against Krum, s the sign of the seen nodes' mean update; lambda halved until chosen.
+    """mu - lambda s against Krum, s the sign of the seen nodes' mean update; lambda is halved until chosen.
 
-    Chosen as for mhamdi: all Byzantine neighbours of a receiver are assumed to send the same. Starts from
-    where the vector is as far from mu as the farthest seen one plus the widest seen pair, and gives up
-    (lambda 0) after 40 halvings. Knows its neighbours' messages, the updates they are about to take, what its
-    receivers hear from honest nodes and how many Byzantine neighbours they have.
+    Chosen means the same as for mhamdi: all Byzantine neighbours of a receiver are assumed to send the same
+    vector. At the first lambda the distance to mu is the largest distance of a seen model from mu plus the
+    largest distance between two seen models; lambda is 0 if 40 halvings do not suffice. Knows its
+    neighbours' messages and the updates they are about to add, the honest messages that its receivers get and
+    how many Byzantine neighbours they have.
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)
@@ -55,10 +56,10 @@ def fang_krum(key: Array, view: View) -> Array:
 
 @attacks.register
 def fang_trimmed(key: Array, view: View) -> Array:
-    """Against median and trimmed mean: beyond the seen extreme, against the sign of the mean's move.
+    """Against median and trimmed mean: values beyond the seen extreme, opposite to the mean update.
 
-    Per coordinate uniform between the extreme and twice (or half) of it, away from the honest values. Knows
-    its neighbours' messages and the updates they are about to take.
+    Per coordinate, uniform between the extreme and twice or half of it, whichever lies outwards. Knows its
+    neighbours' messages and the updates they are about to add.
     """
     seen = seen_by_attackers(view)
     moves = _moves(view, seen)

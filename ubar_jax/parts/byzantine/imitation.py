@@ -18,11 +18,11 @@ def _check_node(network, benign: int, byzantine: int, rounds: int, rule: Spec, n
 
 @attacks.register(setup=_check_node)
 def mimic(key: Array, view: View, node: Annotated[int, Number(0, integer=True)] = 0) -> Array:
-    """All copy one benign node, which so gets more weight than its due. Knows that node's message."""
+    """All attackers copy one benign node, which thus gets too much weight. Knows that node's message."""
     return jnp.repeat(view.own[node][None], view.byzantine, axis=0)
 
 
 @attacks.register(trains=True, poison=lambda labels, classes, t: classes - 1 - labels)
 def label_flip(key: Array, view: View) -> Array:
-    """Honest in all but data: label y is trained on as classes - 1 - y. Knows its own model."""
+    """Honest training on flipped labels: y becomes classes - 1 - y. Knows its own model."""
     return view.own[view.benign :]

@@ -1,4 +1,4 @@
-"""Attacks along the mean and the deviation of the seen models, of fixed or optimised strength."""
+"""Attacks along the mean or standard deviation of the seen models, with fixed or optimised strength."""
 
 from statistics import NormalDist
 from typing import Annotated
@@ -13,7 +13,7 @@ from ubar_jax.types import View
 
 
 def alie_z(benign: int, byzantine: int) -> float:
-    """ALIE's z: so many honest vectors are farther out that the attackers and they are a majority."""
+    """ALIE's z: the largest z at which attackers and honest outliers form a majority."""
     n = benign + byzantine
     supporters = max(1, n // 2 + 1 - byzantine)
     return NormalDist().inv_cdf(max((benign - supporters) / benign, 1e-6))
@@ -35,11 +35,11 @@ def ipm(key: Array, view: View, eps: Annotated[float, Number(0)] = 0.5) -> Array
 
 
 def most_damaging(view: View, seen: Seen, direction: Array) -> Array:
-    """mu + gamma direction, gamma >= 0 common to all, that moves the deployed rule's output farthest.
+    """[f, d] mu + gamma direction, with the one gamma >= 0 for all attackers that does most damage.
 
-    Damage is the mean distance of what the benign nodes mix in from the mean of their honest neighbours.
-    16 evaluations of the deployed rule: from 0 by steps that double while it improves, then on either
-    side of the best by steps that shrink by 0.8.
+    Damage is the mean distance of the deployed rule's output from the mean of the honest neighbours. The line
+    search evaluates the rule 16 times: steps from 0 double while damage grows; then each failed trial
+    multiplies the step by -0.8.
     """
     ids, mask = (a[: view.benign] for a in view.graph)
     honest = mask & (ids < view.benign)
@@ -70,9 +70,9 @@ def most_damaging(view: View, seen: Seen, direction: Array) -> Array:
 
 @attacks.register
 def alie_optimised(key: Array, view: View) -> Array:
-    """mu - gamma sigma, gamma by 16 trials for most damage.
+    """mu - gamma sigma, with the gamma of 16 trials that does most damage.
 
-    Knows all honest messages and the deployed rule, and the batches on which that evaluates messages.
+    Knows all honest messages, the deployed rule and the batches on which the rule evaluates messages.
     """
     seen = seen_by_attackers(view)
     return most_damaging(view, seen, -sigma(seen))
@@ -80,9 +80,9 @@ def alie_optimised(key: Array, view: View) -> Array:
 
 @attacks.register
 def ipm_optimised(key: Array, view: View) -> Array:
-    """mu - gamma mu, gamma by 16 trials for most damage.
+    """mu - gamma mu, with the gamma of 16 trials that does most damage.
 
-    Knows all honest messages and the deployed rule, and the batches on which that evaluates messages.
+    Knows all honest messages, the deployed rule and the batches on which the rule evaluates messages.
     """
     seen = seen_by_attackers(view)
     return most_damaging(view, seen, -(seen.centre + seen.mean))

@@ -1,9 +1,8 @@
-"""How far an attacker may go: would Krum still choose mu + gamma E?
+"""Search for the largest gamma at which Krum still chooses v = mu + gamma E.
 
-An attacker a sees its benign neighbours. At each of them, i, it imagines that all of i's Byzantine
-neighbours send its vector v = mu + gamma E. Every squared distance from v to an honest model is a
-quadratic in gamma, and the honest models' distances among themselves do not depend on it, so that a
-step of a search is scalar algebra: nothing of size d.
+An attacker sees its benign neighbours. At each such receiver i it assumes that all Byzantine neighbours of i
+send v. Each squared distance from v to an honest model is a quadratic in gamma, and the distances between
+honest models do not depend on gamma. A search step therefore needs only scalars, no vectors of size d.
 """
 
 from collections.abc import Callable
@@ -27,9 +26,9 @@ class Quadratics(NamedTuple):
 
 
 def quadratics(seen: Seen, along: Array, square: Array) -> Quadratics:
-    """The quadratics of a direction E, given by `along` [f, n_b], which is E . x_j, and |E|^2 [f, 1].
+    """The quadratics of a direction E, given `along` = E . x_j [f, n_b] and `square` = |E|^2 [f, 1].
 
-    mu is a mean of seen models, so that all else follows from the honest models' distances.
+    mu is the mean of the seen models, so the rest follows from distances between honest models.
     """
     weights = seen.adjacent / seen.count
     apart = jnp.matmul(weights, honest_distances(seen), precision=linalg.HIGHEST)
@@ -40,22 +39,22 @@ def quadratics(seen: Seen, along: Array, square: Array) -> Quadratics:
 def krum_chooses(view: View, seen: Seen, distances: Quadratics) -> Callable[[Array], Array]:
     """`chosen(gamma [f]) -> [f] bool`: Krum takes v at a majority of the attacker's benign receivers.
 
-    Receiver i has H honest neighbours h (its first slots) and c copies of v. Krum sums the T smallest
-    distances. From v: c - 1 zeros, then the nearest honest ones. From h: of the sorted honest distances
-    and c times z = |h - v|^2, the T smallest sum to the minimum over j of (the j smallest honest) +
-    (T - j) z. A tie goes to the honest node, whose id is smaller.
+    Receiver i has honest neighbours h in its first H slots and c copies of v. Krum's score sums the T
+    smallest squared distances. Score of v: c - 1 zeros, then the nearest honest models. Score of h: the T
+    smallest among its honest distances and c copies of z = |h - v|^2, which is the minimum over j of (sum of
+    the j smallest honest distances) + (T - j) z. The honest node wins a tie, because its id is smaller.
     """
     n_b, big = view.benign, linalg.BIG
     ids, mask = (a[:n_b] for a in view.graph)
     copies = jnp.sum(mask & (ids >= n_b), axis=1)  # [n_b]
     degree = jnp.sum(mask, axis=1)
-    n_hat = jnp.clip((degree + 1) // 2, 0, jnp.maximum(krum_limit(degree), 0))  # the paper's, at rho 0.4
+    n_hat = jnp.clip((degree + 1) // 2, 0, jnp.maximum(krum_limit(degree), 0))  # the paper's n_hat at rho 0.4
     terms = jnp.maximum(degree - n_hat - 2, 1)
-    to_v = (terms - (copies - 1))[None, :, None, None]  # honest distances in v's score
+    to_v = (terms - (copies - 1))[None, :, None, None]  # number of honest distances in v's score
     honest = (mask & (ids < n_b))[:, : view.benign_slots]  # [n_b, H]
     slots = jnp.where(honest, ids[:, : view.benign_slots], 0)
 
-    # Between the honest neighbours of a receiver: sorted once, as prefix sums.
+    # Distances between a receiver's honest neighbours: sorted once, stored as prefix sums.
     between = honest_distances(seen)[slots[:, :, None], slots[:, None, :]]
     pairs = honest[:, :, None] & honest[:, None, :] & ~jnp.eye(view.benign_slots, dtype=bool)[None]
     ordered = jnp.sort(jnp.where(pairs, between, big), axis=2)
@@ -71,8 +70,8 @@ def krum_chooses(view: View, seen: Seen, distances: Quadratics) -> Callable[[Arr
     needed = jnp.sum(seen.adjacent, axis=1) // 2 + 1
 
     def chosen(gamma: Array) -> Array:
-        # A distance is gamma^2 |E|^2 + rest. The first part is common to all and, at a large gamma, hides
-        # the rest in float32, so the two scores are compared part by part, and so is what grows with gamma.
+        # A distance is gamma^2 |E|^2 + rest. The first part is the same for all honest models and, at large
+        # gamma, absorbs the rest in float32, so both parts of the scores are subtracted separately.
         rest = jnp.where(honest[None], base + 2 * gamma[:, None, None] * slope, big)
         rest_v = order_statistics.sum_of_smallest(
             [rest[:, :, k, None, None] for k in range(view.benign_slots)], to_v
@@ -86,9 +85,9 @@ def krum_chooses(view: View, seen: Seen, distances: Quadratics) -> Callable[[Arr
 
 
 def largest(chosen: Callable[[Array], Array], size: int, cap: float = 1e6) -> Array:
-    """[f] the largest gamma that is chosen: doubling from 1, then bisection to 1e-4 of it.
+    """[f] the largest gamma that is chosen: doubling from 1, then bisection to a relative error of 1e-4.
 
-    0 if none down to 1e-9 is; the cap if all are. Ends as soon as the last attacker has its gamma.
+    0 if no gamma above 1e-9 is chosen, cap if all are. Stops when the search of every attacker has converged.
     """
 
     def double(state):

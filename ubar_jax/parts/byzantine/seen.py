@@ -1,4 +1,4 @@
-"""What attackers see of the honest models, and statistics of it."""
+"""The honest models that attackers see, and their statistics."""
 
 from typing import NamedTuple
 
@@ -14,13 +14,13 @@ class Seen(NamedTuple):
 
     adjacent: Array  # [f, n_b] bool
     count: Array  # type: ignore[assignment]  # [f, 1], at least 1
-    centre: Array  # [1, d]: mean of the usual honest models, so that no digits are lost near consensus
-    honest: Array  # [n_b, d]: honest models about the centre
-    mean: Array  # [f, d]: of the seen ones, about the centre
+    centre: Array  # [1, d]: mean of honest models without outliers; avoids cancellation near consensus
+    honest: Array  # [n_b, d]: honest models minus the centre
+    mean: Array  # [f, d]: mean of the seen models, minus the centre
 
 
 def seen_by_attackers(view: View) -> Seen:
-    """Who sees whom, and the mean of what is seen (of nobody: the mean of all)."""
+    """Which honest models each attacker sees, and their mean (the centre if it sees none)."""
     ids, mask = (a[view.benign :] for a in view.graph)
     rows = jnp.arange(view.byzantine)[:, None]
     seen = mask & (ids < view.benign)
@@ -32,7 +32,7 @@ def seen_by_attackers(view: View) -> Seen:
 
 
 def living(view: View, vectors: Array) -> Array:
-    """[n_b, d] the benign nodes' vectors, 0 for those who have left the view's graph: 0 * NaN is NaN."""
+    """[n_b, d] the benign nodes' vectors, 0 for nodes without edges in the view: 0 * NaN would be NaN."""
     return jnp.where(jnp.any(view.graph.mask[: view.benign], axis=1, keepdims=True), vectors, 0)
 
 
@@ -49,7 +49,7 @@ def honest_distances(seen: Seen) -> Array:
 
 
 def sigma(seen: Seen) -> Array:
-    """[f, d] deviation per coordinate of what each attacker sees; of a single vector exactly 0."""
+    """[f, d] standard deviation per coordinate of the models each attacker sees; exactly 0 for one model."""
     squares = average_of(seen.adjacent, seen.count, jnp.square(seen.honest))
     variance = jnp.maximum(squares - jnp.square(seen.mean), 0)
     return jnp.where(seen.count > 1, jnp.sqrt(variance), 0)

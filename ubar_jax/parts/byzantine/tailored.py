@@ -1,4 +1,4 @@
-"""Attacks that tell every receiver something else."""
+"""Attacks that send a different message to each receiver."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from ubar_jax.types import View
 
 
 def _metropolis(view: View) -> tuple[Array, Array]:
-    """([n_b, K] weights of honest neighbours, [n_b, 1] total weight of Byzantine ones), Metropolis'."""
+    """([n_b, K] Metropolis weights of honest neighbours, [n_b, 1] total weight of Byzantine neighbours)."""
     degree = jnp.sum(view.graph.mask, axis=1)
     ids, mask = (a[: view.benign] for a in view.graph)
     weights = mask / (1 + jnp.maximum(degree[: view.benign, None], degree[ids]))
@@ -22,7 +22,7 @@ def _metropolis(view: View) -> tuple[Array, Array]:
 
 
 def _weighted_honest(view: View, weights: Array) -> Array:
-    """[n_b, d] sum of the honest neighbours' models, weights [n_b, K]."""
+    """[n_b, d] sum of the honest neighbours' models with weights [n_b, K]."""
     ids = jnp.where(
         view.graph.neighbours[: view.benign] < view.benign, view.graph.neighbours[: view.benign], 0
     )
@@ -33,7 +33,7 @@ def _weighted_honest(view: View, weights: Array) -> Array:
 
 @attacks.register(tailored=True)
 def dissensus(key: Array, view: View, strength: Annotated[float, Number(0)] = 1.5) -> Array:
-    """Drives each receiver off its neighbours: x_i - strength sum_good W (x_j - x_i) / sum_byz W.
+    """Drives each receiver away from its neighbours: x_i - strength sum_good W (x_j - x_i) / sum_byz W.
 
     W are Metropolis weights. Knows all honest messages and the graph.
     """
@@ -45,9 +45,9 @@ def dissensus(key: Array, view: View, strength: Annotated[float, Number(0)] = 1.
 
 @attacks.register(tailored=True)
 def isolation(key: Array, view: View) -> Array:
-    """Cancels the honest neighbours of each receiver: (x_i - sum_honest W x) / W_byz, i among the honest.
+    """Cancels the honest neighbours of each receiver: (x_i - sum_honest W x) / sum_byz W; honest includes i.
 
-    W are Metropolis weights, own weight 1 - the others'. Knows all honest messages and the graph.
+    W are Metropolis weights; own weight is 1 minus the others. Knows all honest messages and the graph.
     """
     weights, byzantine = _metropolis(view)
     own = view.own[: view.benign]

@@ -1,4 +1,4 @@
-"""Attacks that depend on the round or on a path through the graph."""
+"""Attacks that depend on the round or on a path in the graph."""
 
 import math
 from typing import Annotated
@@ -46,14 +46,14 @@ def sleeper(
     start: Annotated[int, Number(0, integer=True)] = 100,
     **numbers: Array,
 ) -> Array:
-    """Honest until round `start`, then any other attack, such as sleeper(alie, start=50).
+    """Honest until round `start`, then another attack, as in sleeper(alie, start=50).
 
-    Knows its own model until then, and from then on what that attack knows.
+    Knows its own model before `start`, then what the other attack knows.
     """
     inner, honest = attacks.parse(attack), view.own[view.benign :]
     awake = inner(key, view, **numbers)
     if tailored_since(inner) is not None:
-        return jnp.concatenate([honest, awake])  # what it broadcasts, then what it tells every receiver
+        return jnp.concatenate([honest, awake])  # broadcast rows, then one row per receiver
     return jnp.where(view.t >= start, awake, honest)
 
 
@@ -61,7 +61,7 @@ def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int, size:
     if target >= benign:
         raise ConfigError(f"theorem1(target={target}): there are only the benign nodes 0 to {benign - 1}")
     if not nx.has_path(network, benign, target):
-        raise ConfigError(f"theorem1(target={target}): no path leads there from the Byzantine node {benign}")
+        raise ConfigError(f"theorem1(target={target}): there is no path from the Byzantine node {benign}")
     path = nx.shortest_path(network, benign, target)[1:]
     gain = math.prod(network.degree(v) + 1 for v in path)
     if abs(size) * gain > float(linalg.BIG):
@@ -85,8 +85,9 @@ def theorem1(
 ) -> Array:
     """The paper's Theorem 1: the first Byzantine node moves a target by `size` in every coordinate.
 
-    Once, in round `start`, it adds size times the product of |N_s| + 1 over the shortest path to the
-    target; otherwise it is honest, and so are the other Byzantine nodes. Knows the graph and its own model.
+    Once, in round `start`, it adds size times the product of |N_s| + 1 along the shortest path to the
+    target. In other rounds it is honest; the other Byzantine nodes always are. Knows the graph and its own
+    model.
     """
     honest = view.own[view.benign :]
     shift = jnp.where(view.t == start, size * gain, 0)

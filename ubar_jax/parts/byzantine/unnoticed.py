@@ -1,4 +1,4 @@
-"""Attacks that go as far as still goes unnoticed."""
+"""Attacks that move as far from the mean as they can without being detected."""
 
 from typing import Annotated
 
@@ -18,8 +18,8 @@ def _check_surrogate(network, benign, byzantine, rounds, rule, surrogate: str, g
     selects = rule.traits.selects
     if surrogate == "deployed" and gamma == "search" and not selects(**rule.of(selects)):
         raise ConfigError(
-            f"mhamdi(surrogate=deployed) asks whether {rule} selects its message, but that rule mixes all "
-            "messages per coordinate; use surrogate=krum"
+            f"mhamdi(surrogate=deployed) needs a rule that selects whole messages, but {rule} combines all "
+            "of them; use surrogate=krum"
         )
     return {}, []
 
@@ -32,14 +32,14 @@ def mhamdi(
     surrogate: Annotated[str, Choice(("krum", "deployed"))] = "krum",
     gamma: Annotated[float | str, Number(0, words=("search",))] = "search",
 ) -> Array:
-    """Hidden vulnerability: mu + gamma E, the largest gamma that goes unnoticed, searched every round.
+    """Hidden vulnerability: mu + gamma E with the largest gamma that goes unnoticed, searched in every round.
 
-    E is the seen coordinate of largest spread (norm 2), or all ones (inf). Unnoticed: chosen by Krum, or
-    by the deployed rule if that selects, at a majority of the attacker's benign receivers, all Byzantine
-    neighbours there assumed to send the same; gamma 0 if it never is. "deployed" runs that rule once for
-    every attacker at each step of the search, about 20 of them. Knows its neighbours' messages, what its
-    receivers hear from honest nodes and how many Byzantine neighbours they have; for "deployed" the rule, and
-    the batches on which it evaluates messages.
+    E is the unit vector of the coordinate with the largest seen deviation (norm 2) or all ones (inf).
+    Unnoticed means chosen by Krum (or by the deployed rule, if it selects) at a majority of the attacker's
+    benign receivers, assuming that all Byzantine neighbours of a receiver send the same vector; gamma is 0 if
+    no vector is chosen. "deployed" runs the rule once per attacker in each of about 20 search steps. Knows
+    its neighbours' messages, the honest messages that its receivers get and how many Byzantine neighbours
+    they have; for "deployed" also the rule and the batches on which it evaluates messages.
     """
     seen = seen_by_attackers(view)
     if norm == 2:
@@ -65,7 +65,7 @@ def _moved(seen: Seen, gamma: Array | float, direction: Array) -> Array:
 
 
 def _deployed_chooses(view: View, seen: Seen, direction: Array):
-    """Like `krum_chooses`, by running the deployed rule once for every attacker."""
+    """Like `krum_chooses`, but runs the deployed rule, once per attacker."""
     ids, mask = (a[: view.benign] for a in view.graph)
     honest = view.own[: view.benign]
 
@@ -74,7 +74,7 @@ def _deployed_chooses(view: View, seen: Seen, direction: Array):
         everyone = jnp.concatenate([honest, jnp.repeat(vector, view.byzantine, axis=0)])
         selected = view.deployed(everyone)[1]["selected"][: view.benign]
         receives = jnp.any(mask & (ids == view.benign + attacker), axis=1)
-        taken = jnp.any(mask & (ids >= view.benign) & selected, axis=1)  # whoever of them sent it
+        taken = jnp.any(mask & (ids >= view.benign) & selected, axis=1)  # sent by any Byzantine neighbour
         return 2 * jnp.sum(receives & taken) > jnp.sum(receives)
 
     def chosen(gamma):
@@ -103,10 +103,10 @@ def _least_nonzero(square: Array) -> Array:
 
 @attacks.register
 def min_max(key: Array, view: View, direction: Direction = "std") -> Array:
-    """mu - lambda delta, no farther from any seen vector than two seen ones are apart.
+    """mu - lambda delta, no farther from any seen vector than the two farthest seen vectors are apart.
 
-    The largest such lambda: each distance is a quadratic in lambda, so it is the smallest of their roots.
-    Knows its neighbours' messages.
+    Takes the largest such lambda: each squared distance is a quadratic in lambda, so it is the smallest of
+    their roots. Knows its neighbours' messages.
     """
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
@@ -120,16 +120,16 @@ def min_max(key: Array, view: View, direction: Direction = "std") -> Array:
 
 @attacks.register
 def min_sum(key: Array, view: View, direction: Direction = "std") -> Array:
-    """mu - lambda delta, its squared distances to the seen vectors at most the largest such sum of theirs.
+    """mu - lambda delta, its sum of squared distances to seen vectors at most the largest sum of a seen one.
 
-    The largest such lambda; mu is their mean, so the sum grows by lambda^2 |delta|^2 each. Knows its
-    neighbours' messages.
+    Takes the largest such lambda. mu is the mean of the seen vectors, so lambda adds lambda^2 |delta|^2 per
+    seen vector to the sum. Knows its neighbours' messages.
     """
     seen = seen_by_attackers(view)
     delta = _direction(seen, direction)
     sums = jnp.matmul(seen.adjacent.astype(jnp.float32), honest_distances(seen), precision=linalg.HIGHEST)
     sums = jnp.where(seen.adjacent, sums, 0)
-    # The distances to the mean sum to half the mean of those sums.
+    # The squared distances to the mean sum to half the mean of `sums`.
     room = jnp.max(sums, axis=1, keepdims=True) - jnp.sum(sums, axis=1, keepdims=True) / (2 * seen.count)
     square = _least_nonzero(jnp.sum(jnp.square(delta), axis=1, keepdims=True))
     return seen.centre + seen.mean - jnp.sqrt(jnp.maximum(room, 0) / (seen.count * square)) * delta
