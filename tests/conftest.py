@@ -16,3 +16,9 @@ def tfds_dir(monkeypatch):
         pytest.skip(f"needs mnist and cifar10 prepared by tfds; {folder} lacks one (set TFDS_DATA_DIR)")
     monkeypatch.setenv("TFDS_DATA_DIR", str(folder))
     return folder
+
+
+def slowly(*values):
+    """Values of a parameter whose tests are slow; several numbers per test are given as a tuple."""
+    marked = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in marked]

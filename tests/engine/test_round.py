@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from conftest import slowly
 
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
@@ -82,7 +83,7 @@ def numpy_network(experiment, state, rounds):
 
 
 @pytest.mark.parametrize("attack", ["gaussian", "bit_flip"])
-@pytest.mark.parametrize("rule", ["ubar", "average", "ubar_distance", "ubar_loss"])
+@pytest.mark.parametrize("rule", ["ubar", "average", *slowly("ubar_distance", "ubar_loss")])
 def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
     config = Config(
         rule=rule,

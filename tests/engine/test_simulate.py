@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slowly
 
 from ubar_jax import Config, ConfigError, simulate
 from ubar_jax.engine.compilation import (
@@ -192,7 +193,7 @@ def test_divergence_is_told_with_node_and_round():
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["momentum", *slowly("adam")])
 def test_optimizers_change_the_steps(optimizer):
     plain = simulate(BASE)
     other = simulate(dataclasses.replace(BASE, optimizer=optimizer, learning_rate=0.01))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -53,13 +54,10 @@ def test_the_sum_of_the_smallest(size):
     np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
 
 
-MEDIUM = [pytest.param(slots, marks=pytest.mark.medium) for slots in (33, 40, 41, 64)]
+MEDIUM = [pytest.param(slots, marks=pytest.mark.medium) for slots in (33, 64)]
 
 
-SLOW = [pytest.param(slots, marks=pytest.mark.slow) for slots in (65, 128, 150)]
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 18, *MEDIUM, *SLOW])
+@pytest.mark.parametrize("slots", [1, 2, 3, 18, *MEDIUM, *slowly(40, 41, 65, 128, 150)])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
     """One fused network up to 40 slots (64 for a median); stage by stage above."""
     rng = np.random.default_rng(slots)

@@ -7,6 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import reference
+from conftest import slowly
 
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
@@ -129,11 +130,11 @@ def test_by_the_deployed_rule_the_search_finds_the_same_if_that_is_krum(norm):
     assert bounded > 10
 
 
-SLOWLY = [pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, 1e30)]
+QUICKLY = ("gaussian", "bit_flip", "alie", "mhamdi", "min_max", "label_flip", "dissensus", "sleeper")
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("value", [np.nan, *SLOWLY])
+@pytest.mark.parametrize("value", [np.nan, *slowly(np.inf, 1e30)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     """The other nodes get the same messages as if the lost node did not exist."""
@@ -236,7 +237,7 @@ def path_config(tmp_path, length, **changes):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("distance", [1, 2, 4, 5])
+@pytest.mark.parametrize("distance", [1, 4, *slowly(2, 5)])
 def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
     """Learning rate 0 and one path: after tau rounds the target has moved by `size`."""
     target = 5 - distance
@@ -290,7 +291,7 @@ def test_a_sleeper_is_honest_until_it_wakes():
     assert not awake.notices
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_label_flip_trains_on_flipped_labels():
     config = Config(
         attack="label_flip", byzantine_ratio=0.3, nodes=4, batch_size=16, rounds=60, eval_every=60
@@ -357,7 +358,7 @@ def one_round(rule, attack):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("attack", sorted(set(attacks.parts) - {"none"}))
+@pytest.mark.parametrize("attack", [*QUICKLY, *slowly(*sorted(set(attacks.parts) - {"none", *QUICKLY}))])
 def test_honest_messages_are_never_changed(attack, spies):
     before, after, _ = one_round("spy_own", attack)
     np.testing.assert_array_equal(after[:6], before[:6])

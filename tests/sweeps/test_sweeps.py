@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import slowly
 
 from ubar_jax import Config, ConfigError, results, rules, simulate
 from ubar_jax.config import canonical
@@ -384,9 +385,9 @@ GRID += ["--rounds=200", "--eval_every=10", "--batch_size=16", "--seeds=0,1", "-
 GRID += ["--learning_rate=0.01"]
 
 
-@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
-    """After three SIGKILLs the results are bit-identical to those of an uninterrupted sweep."""
+@pytest.mark.parametrize(("width", "least"), [(1, 1), *slowly((1, 3), (2, 3))])
+def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, least, tmp_path):
+    """After `least` SIGKILLs or more, results are bit-identical to those of an uninterrupted sweep."""
     env = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     args = [*GRID, f"--width={width}", "--checkpoint_seconds=0"]
     quiet = sweep(*args, "--results=quiet", cwd=tmp_path, **env)
@@ -399,7 +400,7 @@ def test_killed_at_random_moments_it_ends_as_if_uninterrupted(width, tmp_path):
         return sorted(map(str, [*folder.glob(".checkpoints/*/*"), *folder.glob(results.RUNS)]))
 
     kills = 0
-    while kills < 3 or not any(name.rpartition("/")[2].isdigit() for name in written()):
+    while kills < least or not any(name.rpartition("/")[2].isdigit() for name in written()):
         process, before = sweep(*args, "--results=killed", cwd=tmp_path, **env), written()
         while written() == before and process.poll() is None:
             time.sleep(0.02)
