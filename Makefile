@@ -16,13 +16,13 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m ubar_jax.experiments.sweep --flagfile=experiments/quickstart.flags
 
 quicktest: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m "not slow and not medium"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow and not medium"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow"
 
 test-all: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist=worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -101,7 +101,7 @@ def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
     assert set(np.unique(part.curves["accuracy"][0] * 50 % 1).round(4)) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("size", [1, 499, 501, 750, 1001])
+@pytest.mark.parametrize("size", [1, 501, *slowly(499, 750, 1001)])
 def test_evaluation_of_any_number_of_examples(size):
     """A forward pass takes at most 500 examples; the last one may be padded."""
     shape, rng = (3, 3, 1), np.random.default_rng(size)
