@@ -146,8 +146,9 @@ def worst_accuracy(
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
     height = ROWS // len(lines) * len(lines) or ROWS
     shown = [name for name in names if name in settings(runs, "rule")]
-    seeds = len(settings(runs, "seed"))
-    note = f"mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else "one seed"
+    note = "one seed"
+    if varying(runs, ["seed"]):
+        note = f"mean of {seeds_of(runs, rows, columns)}, band from lowest to highest"
     drawn = []
     for page in (strips[i : i + height] for i in range(0, len(strips), height)):
         size = (1.2 + 2.5 * width, 1.1 + 0.22 * len(shown) / min(width, 4) + 2 * len(page))
@@ -191,6 +192,12 @@ def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
         axis.fill_between(x, worst.min(0), worst.max(0), **look)
 
 
+def seeds_of(runs: Sequence[Run], *names: str) -> str:
+    """How many seeds a rule has at each value of the settings `names`: '5 seeds' or '1 to 5 seeds'."""
+    counts = {len(group) for _, group in split(runs, ["rule", *names])}
+    return f"{max(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
+
+
 def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mean) -> pd.DataFrame:
     """Final worst-node accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
     down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
@@ -215,9 +222,9 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     With several seeds, a cell shows the mean and, in brackets, the lowest and the highest.
     """
     spread = bool(varying(runs, ["seed"]))
-    tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max)]
+    tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max, len)]
     tables = [t.rename(index=lambda v: short("rule", v), columns=lambda v: short(columns, v)) for t in tables]
-    table, *ends = [t.T if t.shape[1] > t.shape[0] else t for t in tables]
+    table, low, high, count = [t.T if t.shape[1] > t.shape[0] else t for t in tables]
     values, down, across = table.to_numpy(), table.index, table.columns
     cell = (0.75, 0.42) if spread else (0.55, 0.28)
     size = (1.6 + 0.075 * max(map(len, down)) + cell[0] * len(across), 1.4 + cell[1] * len(down))
@@ -230,11 +237,10 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     axis.set_yticks(range(len(down)), down)
     for (i, j), value in np.ndenumerate(values):
         text = "" if np.isnan(value) else f"{100 * value:.0f}"
-        if spread and text:
-            low, high = (f"{100 * end.to_numpy()[i, j]:.0f}" for end in ends)
-            text += f"\n({low} to {high})"
+        if count.to_numpy()[i, j] > 1:
+            text += f"\n({100 * low.to_numpy()[i, j]:.0f} to {100 * high.to_numpy()[i, j]:.0f})"
         axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
-    seeds = f", mean (lowest to\nhighest) of {len(settings(runs, 'seed'))} seeds" if spread else ""
+    seeds = f", mean (lowest to\nhighest) of {seeds_of(runs, columns)}" if spread else ""
     figure.colorbar(image, label=f"worst node's\naccuracy (cells: %{seeds})", pad=0.02)
     return figure
 
