@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib.util
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,15 +13,22 @@ from ubar_jax import Config, rules
 from ubar_jax.experiments.sweep import load_plugin
 from ubar_jax.parts.byzantine import attacks
 
+ROOT = Path(__file__).parents[1]
 PLUGIN = '''
+import numpy as np
+
 from ubar_jax import attacks, rules
 
 SCALE = 2
 UNUSED = 3
+A, B, C = 1, 1, 2
+WORDS = {'b', 'a'}
+TABLE = np.arange(3000)
+LATER = (print, object())
 
 
 def helper(x):
-    return SCALE * x
+    return SCALE * x + [A, B, C, WORDS, TABLE, LATER]
 
 
 def other(x):
@@ -56,9 +66,13 @@ def plugin(tmp_path):
     ("before", "after", "new"),
     [
         ("helper(inbox.own)", "helper(inbox.own + 1)", True),
-        ("SCALE * x", "SCALE * x * x", True),
+        ("SCALE * x +", "SCALE * x * x +", True),
         ("SCALE = 2", "SCALE = 4", True),
         ("count: degree", "count: 0 * degree", True),
+        ("A, B, C = 1, 1, 2", "A, B, C = 1, 2, 1", True),
+        ("WORDS = {'b', 'a'}", "WORDS = {'a', 'b'}", False),
+        ("WORDS = {'b', 'a'}", "WORDS = {'b', 'c'}", True),
+        ("TABLE = np.arange(3000)", "TABLE = np.arange(3000) // 2", True),
         ("UNUSED = 3", "UNUSED = 4", False),
         ("    return x\n", "    return x + 1\n", False),
         ("return -view", "return -2 * view", False),
@@ -67,6 +81,17 @@ def plugin(tmp_path):
 def test_an_edited_rule_is_a_new_run(plugin, before, after, new):
     assert before in PLUGIN
     assert (plugin(PLUGIN) != plugin(PLUGIN.replace(before, after))) == new
+
+
+def test_the_digest_is_the_same_in_every_process(tmp_path):
+    """Neither addresses nor the order of a set, which differs between processes, are in it."""
+    (tmp_path / "edited.py").write_text(PLUGIN)
+    code = "import edited; from ubar_jax import Config; print(Config(rule='edited_rule').digest())"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-c", code]
+    seeds = ({**env, "PYTHONHASHSEED": seed} for seed in ("1", "2"))
+    one, two = (subprocess.run(command, env=e, capture_output=True, text=True, check=True) for e in seeds)
+    assert one.stdout == two.stdout and len(one.stdout) == 13
 
 
 def test_a_plugin_that_is_not_used_changes_nothing_and_an_inner_attack_counts(plugin):
