@@ -12,9 +12,13 @@ import pytest
 from ubar_jax import Config, rules
 from ubar_jax.experiments.sweep import load_plugin
 from ubar_jax.parts.byzantine import attacks
+from ubar_jax.sources import source_of
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = '''
+import functools
+import types
+
 import numpy as np
 
 from ubar_jax import attacks, rules
@@ -24,11 +28,55 @@ UNUSED = 3
 A, B, C = 1, 1, 2
 WORDS = {'b', 'a'}
 TABLE = np.arange(3000)
-LATER = (print, object())
+LATER = [print, object()]
+LATER.append(LATER)
+K = 5
+W = 7
+
+
+def first(x):
+    return x + 10
+
+
+def second(x):
+    return x + 20
+
+
+def decorated(f):
+    @functools.wraps(f)
+    def inner(x):
+        return f(x) + 30
+    return inner
+
+
+@decorated
+def third(x, k=K):
+    return x + k
+
+
+class Base:
+    def of_base(self):
+        return 40
+
+
+class Own(Base):
+    width: int = W
+
+    def __init__(self):
+        self.size = 50
+
+    @staticmethod
+    def still(x):
+        return second(x)
+
+
+TABLES = {"a": first, "b": functools.partial(pow, 60)}
+OWN = Own()
+SPACE = types.SimpleNamespace(a=70)
 
 
 def helper(x):
-    return SCALE * x + [A, B, C, WORDS, TABLE, LATER]
+    return SCALE * x + [A, B, C, WORDS, TABLE, LATER, third, OWN, SPACE, TABLES]
 
 
 def other(x):
@@ -73,6 +121,15 @@ def plugin(tmp_path):
         ("WORDS = {'b', 'a'}", "WORDS = {'a', 'b'}", False),
         ("WORDS = {'b', 'a'}", "WORDS = {'b', 'c'}", True),
         ("TABLE = np.arange(3000)", "TABLE = np.arange(3000) // 2", True),
+        ("x + 10", "x + 11", True),  # in a table
+        ("x + 20", "x + 21", True),  # called by a static method
+        ("f(x) + 30", "f(x) + 31", True),  # a decorator
+        ("K = 5", "K = 6", True),  # a default
+        ("return 40", "return 41", True),  # a base class
+        ("size = 50", "size = 51", True),
+        ("pow, 60", "pow, 61", True),
+        ("a=70", "a=71", True),
+        ("W = 7", "W = 8", True),  # a class body
         ("UNUSED = 3", "UNUSED = 4", False),
         ("    return x\n", "    return x + 1\n", False),
         ("return -view", "return -2 * view", False),
@@ -122,15 +179,26 @@ def test_an_edited_graph_file_is_a_new_run(tmp_path):
 
 def test_an_edited_model_is_a_new_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    text = "import flax.linen as nn\n\n\nclass Mine(nn.Module):\n    width: int = 3\n"
+    text = "import flax.linen as nn\n\nW = 3\n\n\nclass Mine(nn.Module):\n    width: int = W\n"
     digests = []
     for given in (text, text, text.replace("3", "4")):
         (tmp_path / "own_model.py").write_text(given)
         sys.modules.pop("own_model", None)
         importlib.invalidate_caches()
         digests.append(Config(model="own_model:Mine").digest())
-    sys.modules.pop("own_model")
+    source = source_of(sys.modules["own_model"].Mine)
+    del sys.modules["own_model"]
     assert digests[0] == digests[1] != digests[2]
+    assert source.splitlines() == ["class Mine(nn.Module):", "    width: int = W", "", "W = 4"]  # no bytecode
+
+
+def test_functions_without_a_file_are_told_by_their_code():
+    texts = []
+    for number in (2.5, 2.5, 3.5):
+        scope = {"__name__": "nowhere"}
+        exec(f"def f(x):\n    return [x * {number} for _ in x]", scope)
+        texts.append(source_of(scope["f"]))
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_digests_of_runs_without_own_parts_are_those_of_the_first_version():

@@ -1,10 +1,14 @@
 """Source text of user-defined parts, so that editing a part makes it a new run."""
 
+import ast
 import contextlib
 import functools
 import hashlib
 import inspect
-from types import CodeType, FunctionType
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,77 +17,101 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 
 def source_of(*things: Any) -> str:
-    """Source text of functions and classes, and of everything they use from their own modules.
+    """Source text of functions and classes, and of everything they name from their own modules.
 
-    Globals and closure variables are followed: functions and classes of the same module contribute their
-    source, plain values and containers of them their values. Everything else (imported packages) is ignored.
-    The text is the same in every process and for every version of Python.
+    Names in the text (decorators, defaults, base classes, class bodies and nested functions included) and
+    closure variables are followed: functions and classes of the same module contribute their text, other
+    values their contents. What comes from imported modules is ignored. The text does not depend on the
+    process or on the version of Python, except for functions without a source file.
     """
     texts: list[str] = []
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # holds on to the objects, so that no id is used twice
     for thing in things:
         _collect("", thing, None, texts, seen)
     return "\n".join(texts)
 
 
-def _collect(name: str, thing: Any, home: str | None, texts: list[str], seen: set[int]) -> None:
-    """Appends the text of `thing`, found under `name` in the module `home`, and of what it uses."""
-    if (value := _value(thing)) is not None:
-        texts.append(f"{name} = {value}")
-    elif isinstance(thing, functools.partial):
-        for inner in (thing.func, thing.args, thing.keywords):
-            _collect(name, inner, home, texts, seen)
-    elif callable(thing):
-        thing = inspect.unwrap(thing)
-        if not isinstance(thing, type | FunctionType) or id(thing) in seen:
-            return
-        if home is None or thing.__module__ == home:
-            seen.add(id(thing))
-            texts.append(_text(thing))
-            for function in [thing] if isinstance(thing, FunctionType) else _methods(thing):
-                for key, used in _used(function).items():
-                    _collect(key, used, thing.__module__, texts, seen)
-
-
-def _value(thing: Any) -> str | None:
-    """The text of a plain value or a container of plain values; None for anything else."""
+def _collect(name: str, thing: Any, home: str | None, texts: list[str], seen: dict[int, Any]) -> None:
+    """Appends the text of `thing`, found under `name` in the module `home`, and of what it names."""
     if isinstance(thing, PLAIN):
-        return repr(thing)
-    if hasattr(thing, "__array__") and hasattr(thing, "dtype") and not isinstance(thing, type):
+        texts.append(f"{name} = {thing!r}")
+        return
+    if id(thing) in seen or isinstance(thing, ModuleType):
+        return
+    seen[id(thing)] = thing
+    if _is_array(thing):
         array = np.asarray(thing)
-        return f"array {array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
-    if isinstance(thing, tuple | list):
-        return f"[{', '.join(str(_value(v)) for v in thing)}]"
-    if isinstance(thing, set | frozenset):
-        return f"{{{', '.join(sorted(str(_value(v)) for v in thing))}}}"
-    if isinstance(thing, dict):
-        return f"{{{', '.join(sorted(f'{_value(k)}: {_value(v)}' for k, v in thing.items()))}}}"
-    return None
+        texts.append(f"{name} = {array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}")
+    elif isinstance(thing, type | FunctionType):
+        thing = inspect.unwrap(thing)
+        if home is None or thing.__module__ == home:
+            texts.append(_text(thing))
+            for key, used in _named_by(thing):
+                _collect(key, used, thing.__module__, texts, seen)
+    else:
+        for key, member in _members(thing, home):
+            _collect(f"{name}.{key}", member, home, texts, seen)
 
 
-def _used(function: FunctionType) -> dict[str, Any]:
-    """The closure variables and the globals that a function uses, by name."""
-    used = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            used[name] = cell.cell_contents
-    known = function.__globals__
-    return used | {name: known[name] for name in _names(function.__code__) if name in known}
+def _is_array(thing: Any) -> bool:
+    return hasattr(thing, "__array__") and hasattr(thing, "dtype") and not isinstance(thing, type)
+
+
+def _members(thing: Any, home: str | None) -> Iterator[tuple[str, Any]]:
+    """What a container, a partial or an instance of a class of the module `home` consists of."""
+    if isinstance(thing, functools.partial):
+        yield from {"func": thing.func, "args": thing.args, "keywords": thing.keywords}.items()
+    elif isinstance(thing, dict):
+        named = {repr(key): value for key, value in thing.items() if isinstance(key, PLAIN)}
+        yield from sorted(named.items(), key=lambda item: item[0])
+    elif isinstance(thing, tuple | list):
+        yield from ((str(i), member) for i, member in enumerate(thing))
+    elif isinstance(thing, set | frozenset):
+        yield "set", " ".join(sorted(repr(member) for member in thing if isinstance(member, PLAIN)))
+    elif type(thing).__module__ in (home, "types"):
+        yield "type", type(thing)
+        yield from sorted(getattr(thing, "__dict__", {}).items(), key=lambda item: item[0])
 
 
 def _text(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):  # defined in an interpreter: no source file
-        code = getattr(thing, "__code__", None)
-        return f"{thing.__qualname__} {code and (code.co_code, code.co_names)}"
+        return f"{thing.__qualname__} {_bytecode(getattr(thing, '__code__', None))}"
 
 
-def _methods(thing: type) -> list[FunctionType]:
-    return [value for value in vars(thing).values() if isinstance(value, FunctionType)]
+def _bytecode(code: CodeType | None) -> str:
+    if code is None:
+        return ""
+    constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code!r} {code.co_names} {constants}"
 
 
-def _names(code: CodeType) -> list[str]:
-    """The global names used by a function and its nested functions."""
-    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
-    return sorted({*code.co_names, *inner})
+def _named_by(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The closure variables and the globals that a function or class names, sorted by name."""
+    found = {}
+    if _is_function(thing):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                found[name] = cell.cell_contents
+    known = thing.__globals__ if _is_function(thing) else vars(sys.modules.get(thing.__module__, object))
+    found |= {name: known[name] for name in _names(thing) - found.keys() if name in known}
+    yield from sorted(found.items(), key=lambda item: item[0])
+
+
+def _is_function(thing: Any) -> bool:
+    return isinstance(thing, FunctionType)
+
+
+def _names(thing: Any) -> set[str]:
+    """The names in the text of a function or class."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    except (OSError, TypeError, SyntaxError):  # no source file, or a lambda amid an expression
+        return _code_names(thing.__code__) if _is_function(thing) else set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _code_names(code: CodeType) -> set[str]:
+    inner = [_code_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*inner)

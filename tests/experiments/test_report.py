@@ -12,6 +12,7 @@ import pytest
 from test_plot import RULES, make_run, make_runs, run_module, write_runs
 
 from ubar_jax.experiments import report
+from ubar_jax.registry import ConfigError
 
 pytestmark = pytest.mark.medium
 
@@ -109,6 +110,16 @@ def test_a_network_that_cannot_be_built_again_is_named(runs):
     assert "cannot be drawn: graph file &#x27;gone.txt&#x27; does not exist" in said
     shown = report.accepted_edges([run]).get_axes()[0].get_images()[0].get_array()
     np.testing.assert_allclose(shown, run.curves["accepted"] / 40)
+
+
+def test_a_network_whose_file_was_edited_is_not_drawn(tmp_path):
+    path = tmp_path / "net.txt"
+    path.write_text("a b\nb c\nc d\nd e\ne f\n")
+    run = make_run(topology=f"file(path={str(path)!r})")
+    assert report.network(run).number_of_edges() == 5
+    path.write_text("a b\nb c\nc d\nd e\ne f\nf a\n")
+    with pytest.raises(ConfigError, match="was edited after the run"):
+        report.network(run)
 
 
 def test_accepted_edges_are_shares_of_rounds_and_blank_between_strangers():

@@ -53,31 +53,33 @@ def repaired_cache() -> Iterator[None]:
         before = warnings.showwarning
 
         def show(message, *args, **kwargs):
-            if found := re.match(DAMAGED, str(message)):
-                _remove_damaged(found[1])
-            else:
+            found = re.match(DAMAGED, str(message))
+            if not (found and _remove_damaged(found[1])):
                 before(message, *args, **kwargs)
 
         warnings.showwarning = show
         yield
 
 
-def _remove_damaged(name: str) -> None:
-    """Removes the unreadable entries under a program's name; all its entries if each one looks whole."""
+def _remove_damaged(name: str) -> bool:
+    """Removes the entries of a program's name that cannot be decompressed; whether there were any."""
     folder = Path(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
-    entries = sorted(folder.glob(f"{name}-*-cache"))
-    for entry in [entry for entry in entries if not _is_whole(entry)] or entries:
+    damaged = [entry for entry in folder.glob(f"{name}-*-cache") if not _is_whole(entry.read_bytes())]
+    for entry in damaged:
         entry.unlink(missing_ok=True)
+    return bool(damaged)
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_whole(entry: bytes) -> bool:
+    """Whether a cache entry can be decompressed by the library that JAX chose."""
+    decompress: Callable[[bytes], bytes] = zlib.decompress
+    with contextlib.suppress(ImportError):  # not public: it may move
+        from jax._src.compilation_cache import decompress_executable
+
+        decompress = decompress_executable
     try:
-        with contextlib.suppress(ImportError):
-            import zstandard
-
-            return bool(zstandard.ZstdDecompressor().decompress(entry.read_bytes()))
-        return bool(zlib.decompress(entry.read_bytes()))
-    except Exception:  # two libraries, many kinds of errors
+        return bool(decompress(entry))
+    except Exception:  # of several libraries
         return False
 
 

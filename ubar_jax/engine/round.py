@@ -1,5 +1,6 @@
 """The algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -8,12 +9,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
+from ubar_jax.config import Config
 from ubar_jax.engine.program import Program, task_of
 from ubar_jax.numerics import linalg, nn
 from ubar_jax.parts.aggregation import Rule, aggregate, make_inbox
 from ubar_jax.parts.byzantine import tailored_since
 from ubar_jax.registry import ConfigError
 from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState, Task, View
+
+# Names of numbers that every run has, which a rule's scalars may not have.
+CURVES = {*Metrics._fields, "round", "epoch", "seconds", "accuracy", "consensus", "worst", "mean", "std"}
+CURVES |= {"train_loss", "digest", "diverged"}
 
 
 def make_round(program: Program) -> Callable:
@@ -165,6 +171,11 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
         edges = info[name][:benign]
         return jnp.sum(edges & byzantine) / jnp.sum(edges)
 
+    scalars = {name: value for name, value in info.items() if jnp.ndim(value) == 0}
+    if taken := sorted(scalars.keys() & (CURVES | {f.name for f in dataclasses.fields(Config)})):
+        raise ConfigError(
+            f"the rule's info has a scalar {taken[0]!r}, which is the name of another number; rename it"
+        )
     none = jnp.zeros_like(graph.mask)
     return Metrics(
         loss=jnp.mean(loss[:benign]),
@@ -172,7 +183,7 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
         byzantine_candidates=jnp.asarray(share("candidates"), jnp.float32),
         byzantine_selected=jnp.asarray(share("selected"), jnp.float32),
         accepted=info.get("selected", none)[:benign],
-        scalars={name: value for name, value in info.items() if jnp.ndim(value) == 0},
+        scalars=scalars,
     )
 
 

@@ -17,11 +17,9 @@ from ubar_jax.engine import evaluation
 from ubar_jax.engine.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
 from ubar_jax.engine.preparation import Experiment, prepare
 from ubar_jax.engine.program import Program
-from ubar_jax.registry import ConfigError
 from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState
 
 CURVES = {"loss": "train_loss"}  # numbers per round whose curve has another name
-NOT_CURVES = ("finite", "accepted", "scalars")  # fields of Metrics that are reported in other ways
 
 
 class Snapshot(NamedTuple):
@@ -249,22 +247,17 @@ def _diverged(now: Snapshot, run: int) -> tuple[int, int] | None:
 
 
 def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
-    """Every number per evaluation and per round, by name."""
+    """All numbers per evaluation, of which "std" is the last, then all numbers per round, by name."""
     curves = {name: values[run] for name, values in now.points.items()}
-    curves |= evaluation.summary(curves["accuracy"])  # last per-evaluation curves: `results.load` needs it
-    for name, values in now.rounds.items():
-        if name not in NOT_CURVES:
-            name = CURVES.get(name, name)
-            if name in curves:
-                raise ConfigError(f"a rule's info has a scalar {name!r}, which is a curve already; rename it")
-            curves[name] = values[run]
-    return curves
+    curves |= evaluation.summary(curves["accuracy"])
+    return curves | {CURVES.get(k, k): values[run] for k, values in now.rounds.items() if k != "finite"}
 
 
 def _latest(now: Snapshot, run: int) -> dict[str, Any]:
-    """The last value of every curve (the mean if there is one per node), and when the run diverged, if so."""
-    curves = _curves(now, run)
-    latest = {name: np.mean(values[-1]) for name, values in curves.items() if name != "accuracy"}
+    """The last value of every number, the mean where it is one per node; whether and when it diverged."""
+    latest = {CURVES.get(k, k): np.mean(v[run, -1]) for k, v in now.rounds.items() if k != "finite"}
+    latest |= {k: np.mean(v[run, -1]) for k, v in now.points.items() if k != "accuracy"}
+    latest |= evaluation.summary(now.points["accuracy"][run, -1])
     return {**latest, "round": now.done, "diverged": _diverged(now, run)}
 
 

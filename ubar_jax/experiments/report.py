@@ -169,8 +169,12 @@ def failures(folders: Sequence[Path]) -> list[str]:
 
 
 def network(run: Run) -> nx.Graph:
+    """The run's network, built again. Refuses a graph file that is not the run's any more."""
     spec = topology.topologies.parse(run.config.topology)
-    return topology.build(spec, run.config.nodes, run.config.byzantine, run.config.seed)
+    graph = topology.build(spec, run.config.nodes, run.config.byzantine, run.config.seed)
+    if spec.traits.reads and run.config.digest() != run.digest:
+        raise ConfigError(f"the file of {spec} or another file of the run was edited after the run")
+    return graph
 
 
 def networks(runs: Sequence[Run]) -> list[str]:

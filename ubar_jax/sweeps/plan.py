@@ -112,16 +112,18 @@ def carry_out(
                 with _watcher(bar, digests, len(members), folder if tensorboard else None) as watch:
                     ran = run(pack, watch, start, checkpointing, lambda _: bar.set_postfix_str("compiling"))
             except Exception as error:
-                broken = dict.fromkeys(members, error)
+                broken, finished = dict.fromkeys(members, error), False
             else:
                 compiling += sum(result.seconds["compilation"] for result in ran)
                 compiling -= start.seconds["compilation"] if start else 0
                 key = (pack[0].program, len(pack))
                 programs[key] = compiled_chunk(*key)
                 broken = _save(folder, dict(zip(digests, ran, strict=True)), members, models)
-                checkpoints.remove(folder, digests)
+                finished = True
             for digest, reason in broken.items():
-                _record_failure(folder, plan, digest, reason)
+                _record_failure(folder, plan, digest, reason)  # a full disk ends the sweep here
+            if finished:
+                checkpoints.remove(folder, digests)
             failed |= broken
             over += len(members)
             bar.update(before + len(members) * pack[0].config.rounds - bar.n)

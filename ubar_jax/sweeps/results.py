@@ -196,8 +196,8 @@ def table(runs: Sequence[Run]) -> "pd.DataFrame":
     for run in runs:
         said = run.summary["diverged"]
         rows.append({"digest": run.digest, **dataclasses.asdict(run.config)})
-        rows[-1] |= {name: run.summary[name] for name in ("worst", "mean")}
-        rows[-1] |= {"seconds": sum(run.summary["seconds"].values())}
+        rows[-1] |= {name: round(run.summary[name], 6) for name in ("worst", "mean")}
+        rows[-1] |= {"seconds": round(sum(run.summary["seconds"].values()), 3)}
         rows[-1] |= {"diverged": "at round {}, node {}".format(*said) if said else ""}
     return pd.DataFrame(rows)
 
@@ -205,7 +205,7 @@ def table(runs: Sequence[Run]) -> "pd.DataFrame":
 def write_table(folder: Path) -> Path:
     """Writes the table of all readable runs of a folder to its runs.csv."""
     path = folder / TABLE
-    text = table(load_runs(folder)).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    text = table(load_runs(folder)).to_csv(index=False, lineterminator="\n")
     atomic_write(path, lambda f: f.write(text.encode()))
     return path
 
