@@ -81,6 +81,7 @@ def test_what_cannot_work_is_refused_in_words(call, args, message, tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("module", "args", "message"),
     [
