@@ -10,6 +10,7 @@ from statistics import NormalDist
 
 import jax
 import numpy as np
+import scipy.stats
 
 GUARD = 1e-9
 
@@ -181,6 +182,184 @@ def geometric_median(node, smoothing, tolerance, steps):
         if moved <= tolerance:
             break
     return z, None
+
+
+def gossip(node):
+    result = (1 - sum(node.weights)) * node.own
+    for weight, message in zip(node.weights, node.messages, strict=True):
+        result = result + weight * message
+    return result, list(range(len(node.messages)))
+
+
+def local(node):
+    return node.own, []
+
+
+def _mean_with_own(node, chosen):
+    return np.mean([node.own] + [node.messages[j] for j in chosen], axis=0), sorted(chosen)
+
+
+def oracle(node):
+    return _mean_with_own(node, [j for j in range(len(node.messages)) if node.benign[j]])
+
+
+def _tolerated(node, rho, byzantine):
+    """n_hat, clipped to the number of messages."""
+    return min(_n_hat(node, rho, byzantine, 1 / 2, 10**6, "trim"), len(node.messages))
+
+
+def _distances(node):
+    return [np.linalg.norm(message - node.own) for message in node.messages]
+
+
+def _clip(vector, tau):
+    length = np.linalg.norm(vector)
+    return vector if length <= tau else vector * (tau / length)
+
+
+def scclip(node, tau, rho, byzantine):
+    distance, weights = _distances(node), list(node.weights)
+    if tau == "oracle":
+        honest = [j for j in range(len(weights)) if node.benign[j]]
+        lying = sum(weights[j] for j in range(len(weights)) if not node.benign[j])
+    elif tau == "adaptive":
+        lying = sum(sorted(weights, reverse=True)[: _n_hat(node, rho, byzantine, 1 / 2, 10**6, "trim")])
+        honest, reached = [], 1 - sum(weights)
+        for j in sorted(range(len(weights)), key=lambda j: (distance[j], j)):
+            reached += weights[j]
+            if reached < 1 - lying - 1e-6:
+                honest.append(j)
+    if isinstance(tau, str):
+        spread = sum(weights[j] * distance[j] ** 2 for j in honest)
+        tau = math.sqrt(spread / lying) if lying > 1e-6 else math.inf
+    result = node.own
+    for weight, message in zip(weights, node.messages, strict=True):
+        result = result + weight * _clip(message - node.own, tau)
+    return result, None
+
+
+def centred_clipping(node, centre, tau, steps):
+    centre = node.own if centre is None else centre  # the first centre is the first own model
+    for _ in range(steps):
+        centre = centre + np.mean([_clip(x - centre, tau) for x in [*node.messages, node.own]], axis=0)
+    return centre, None, centre
+
+
+def nna(node, rho, byzantine):
+    distance = _distances(node)
+    order = sorted(range(len(distance)), key=lambda j: (distance[j], j))
+    return _mean_with_own(node, order[: len(order) - _tolerated(node, rho, byzantine)])
+
+
+def _drop_farthest(points, weights, drops):
+    """Positions left after dropping, `drops` times, the one farthest from the rest's weighted mean.
+
+    The last point is never dropped. Distances are sums over the rest, so that near ties are the same as ours.
+    """
+    left = list(range(len(points)))
+    for _ in range(drops):
+        far = {j: sum(weights[k] * np.sum((points[j] - points[k]) ** 2) for k in left) for j in left[:-1]}
+        left.remove(min(j for j in far if far[j] >= (1 - 1e-5) * max(far.values())))
+    return left[:-1]
+
+
+def ios(node, rho, byzantine):
+    points, weights = [*node.messages, node.own], [*node.weights, 1 - sum(node.weights)]
+    left = _drop_farthest(points, weights, _tolerated(node, rho, byzantine))
+    chosen = [*left, len(points) - 1]
+    return np.average([points[j] for j in chosen], axis=0, weights=[weights[j] for j in chosen]), left
+
+
+def faba(node, rho, byzantine):
+    points, weights = [*node.messages, node.own], [1] * len(node.messages) + [0]
+    return _mean_with_own(node, _drop_farthest(points, weights, _tolerated(node, rho, byzantine)))
+
+
+def balance(node, gamma, kappa):
+    radius = gamma * math.exp(-kappa * node.t / node.rounds) * np.linalg.norm(node.own)
+    near = [j for j, distance in enumerate(_distances(node)) if distance <= radius]
+    return _mean(node, near) if near else (node.own, [])
+
+
+def zeno(node, ratio, rho, byzantine):
+    score = {}
+    for j, distance in enumerate(_distances(node)):
+        gradient = distance / node.learning_rate
+        penalty = node.learning_rate / ratio * gradient**2
+        score[j] = node.own_loss - node.loss(node.messages[j]) - penalty
+    order = sorted(score, key=lambda j: (-score[j], j))
+    best = sorted(order[: len(order) - _tolerated(node, rho, byzantine)])
+    return _mean(node, best) if best else (node.own, [])
+
+
+def zeno_pp(node, memory, rho, eps, every):
+    v, age = memory or (None, 0)
+    v = node.gradient() if age == 0 else v
+    rate, steps = node.learning_rate, {}
+    for j, message in enumerate(node.messages):
+        g = (node.own - message) / rate
+        apart = np.linalg.norm(node.own - message) > 1e-5 * np.linalg.norm(node.own)
+        g = g * np.linalg.norm(v) / np.linalg.norm(g) if apart else 0 * g
+        if rate * (v @ g) - rho * (g @ g) + rate * eps >= 0:
+            steps[j] = g
+    mixed = node.own - rate * np.mean(list(steps.values()), axis=0) if steps else node.own
+    return mixed, list(steps), (v, (age + 1) % every)
+
+
+def loss_gate(node, margin):
+    limit = margin * math.log(node.classes)
+    losses = [node.loss(message) for message in node.messages]
+    good = [j for j, loss in enumerate(losses) if loss <= node.own_loss and loss < limit]
+    return _mean(node, good) if good else (node.own, [])
+
+
+def ubar_swapped(node):
+    good = _stage_2(node, list(range(len(node.messages))))
+    distance = _distances(node)
+    order = sorted(good, key=lambda j: (distance[j], j))
+    return _mean(node, sorted(order[: (len(good) + 1) // 2]))
+
+
+def byrdie(node, blocks, rho, byzantine):
+    size = math.ceil(len(node.own) / blocks)
+    block = range(len(node.own))[(node.t % blocks) * size :][:size]
+    n_hat = _n_hat(node, rho, byzantine, 1 / 2, len(node.messages), "trim")
+    result = node.own - node.update
+    for c in block:
+        values = sorted(message[c] for message in node.messages)[n_hat : len(node.messages) - n_hat]
+        result[c] = np.mean([*values, node.own[c]])
+    return result, None
+
+
+def afa(node, record, of, xi, slower):
+    record = record or {}
+    for sender in node.ids:
+        record.setdefault(sender, [3, 3, False])
+    x = node.messages - node.own if of == "step" else node.messages
+    known = [record[sender] for sender in node.ids]
+
+    def mean(vectors, chosen):
+        p = [known[j][0] / (known[j][0] + known[j][1]) for j in chosen]
+        return sum(w * vectors[j] for w, j in zip(p, chosen, strict=True)) / sum(p)
+
+    there = [j for j in range(len(x)) if not known[j][2]]
+    kept, dropped = list(there), True
+    while dropped and kept:
+        m = mean(x, kept)
+        similar = {j: m @ x[j] / (np.linalg.norm(m) * np.linalg.norm(x[j]) + 1e-30) for j in kept}
+        values = list(similar.values())
+        middle, spread = np.median(values), np.std(values)
+        if np.mean(values) < middle:
+            dropped = [j for j in kept if middle - similar[j] - xi * spread > 1e-6]
+        else:
+            dropped = [j for j in kept if similar[j] - middle - xi * spread > 1e-6]
+        kept = [j for j in kept if j not in dropped]
+        xi += slower
+    for j in there:
+        known[j][0 if j in kept else 1] += 1
+        known[j][2] = bool(scipy.stats.beta.cdf(0.5, known[j][0], known[j][1]) > 0.95)
+    kept = [j for j in kept if not known[j][2]]
+    return mean(node.messages, kept) if kept else node.own, kept, record
 
 
 # -------------------------------------------------------------------------------------- attacks
@@ -425,11 +604,11 @@ def isolation(key, view):
     return rows
 
 
-def sleeper(key, view, attack, start):
+def sleeper(key, view, memory, attack, start):
     honest = list(np.asarray(view.own)[view.benign :])
     if attack == "dissensus":  # broadcast rows, then one row per receiver for when it is awake
-        return honest + dissensus(key, view, 1.5)
-    return alie(key, view, "auto") if int(view.t) >= start and attack == "alie" else honest
+        return honest + dissensus(key, view, 1.5), memory
+    return (alie(key, view, "auto") if int(view.t) >= start and attack == "alie" else honest), memory
 
 
 def theorem1(key, view, target, size, start, gain):
@@ -437,3 +616,18 @@ def theorem1(key, view, target, size, start, gain):
     if int(view.t) == start:
         sent[0] += size * gain
     return sent
+
+
+def frozen(key, view, memory):
+    memory = np.asarray(view.own)[0] if memory is None else memory  # in the first round all models are x_0
+    return np.stack([memory] * view.byzantine), memory
+
+
+def time_coupled(key, view, memory, z):
+    before = memory or [np.stack([np.asarray(view.own)[0]] * view.byzantine)] * 2
+    n, f = view.benign + view.byzantine, view.byzantine
+    if z == "auto":
+        z = NormalDist().inv_cdf((n - f - max(1, math.floor(n / 2 + 1) - f)) / (n - f))
+    moved = np.sign(before[1] - before[0])
+    sent = _each_attacker(view, lambda a, seen, ids: seen.mean(0) - z * seen.std(0) * moved[a])
+    return sent, [before[1], _each_attacker(view, lambda a, seen, ids: seen.mean(0))]

@@ -9,12 +9,12 @@ from typing import Any
 
 from ubar_jax.parts import data, tasks
 from ubar_jax.parts.aggregation import rules
-from ubar_jax.parts.aggregation.base import RuleTraits
+from ubar_jax.parts.aggregation.base import JUDGES, RuleTraits
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.parts.byzantine.base import AttackTraits
 from ubar_jax.parts.optimisation import optimizers, schedules
 from ubar_jax.parts.topology import TopologyTraits, topologies
-from ubar_jax.registry import ConfigError, NoTraits, Number, Registry, Spec, shown
+from ubar_jax.registry import Choice, ConfigError, NoTraits, Number, Registry, Spec, shown
 from ubar_jax.sources import source_of
 
 
@@ -23,7 +23,12 @@ class Config:
     """The settings of one run. Parts are spec strings such as "ubar(rho=0.4)"; `nodes` counts benign nodes.
 
     `rho` and `connection` are used where the spec of the rule or the topology does not set the argument of
-    that name. `alpha=None` means the rule's default.
+    that name. `alpha=None` and `order=None` mean the rule's own. A round has `local_steps` steps of SGD, each
+    on `batch_size` examples, and one exchange. `order` is "while" (the paper: gradient at x_i, mixing of x_j,
+    then the step) or "then" (the step first: nodes send and mix x + u). `judge` says on which examples rules
+    take losses, `batch_size` of them per round: "batch" (those that the node trains on), "next" (those that
+    it trains on in the next round) or "held_out" (from the share `held_out` of its examples that it never
+    trains on).
     """
 
     rule: str = "ubar"
@@ -45,6 +50,10 @@ class Config:
     eval_every: int = 10
     eval_size: int | None = None
     seed: int = 0
+    order: str | None = None
+    local_steps: int = 1
+    held_out: float = 0.0
+    judge: str = "batch"
 
     @property
     def byzantine(self) -> int:
@@ -98,7 +107,8 @@ SPECS = (
     "optimizer",
     "schedule",
 )  # parts that are always in a registry
-RANGES = {
+LATER = ("order", "local_steps", "held_out", "judge")  # not in the digest at their defaults: old runs keep it
+RANGES: dict[str, Number | Choice] = {
     "nodes": Number(2, integer=True),
     "byzantine_ratio": Number(0, 1, open_high=True),
     "connection": Number(0, 1, open_low=True, words=(None,)),
@@ -110,6 +120,10 @@ RANGES = {
     "eval_every": Number(1, integer=True),
     "eval_size": Number(1, integer=True, words=(None,)),
     "seed": Number(0, 2**31 - 1, integer=True),
+    "order": Choice(("while", "then", None)),
+    "local_steps": Number(1, integer=True),
+    "held_out": Number(0, 1, open_high=True),
+    "judge": Choice(JUDGES),
 }
 
 
@@ -147,11 +161,42 @@ def resolve(config: Config) -> Resolved:
             "benign nodes has no attacker: run as attack 'none'"
         )
         specs["attack"], values["byzantine_ratio"] = attacks.parse("none"), 0.0
+    values["order"] = _own_or(values["order"], specs["rule"])
+    if not specs["rule"].traits.judged_by and values["judge"] != "batch":
+        notices.append(f"{config.rule} takes no losses: judge={config.judge!r} makes no difference")
+        values["judge"] = "batch"
+    check_judge(specs["rule"], values["judge"], values["held_out"])
     values |= {name: str(spec) for name, spec in specs.items()}
     values |= {"rho": None, "connection": None}
     values |= {"model": tasks.check(config.model), "dataset": data.check(config.dataset)}
     found = Config(**values)
     return Resolved(config=found, digest=_digest(found, specs), notices=tuple(notices), **specs)
+
+
+def _own_or(order: str | None, rule: Spec[RuleTraits]) -> str | None:
+    """The order, or None if it is the rule's own; refuses one that the rule does not work with."""
+    orders = rule.traits.orders
+    if order is not None and order not in orders:
+        raise ConfigError(
+            f"rule {rule.part.name!r} does not work with order={order!r}; it works with "
+            + " and ".join(map(repr, orders))
+        )
+    return None if order == orders[0] else order
+
+
+def check_judge(rule: Spec[RuleTraits], judge: str, held_out: float) -> None:
+    """Refuses a judge that the rule does not work with, or that has no examples."""
+    judges = rule.traits.judged_by
+    if judges and judge not in judges:
+        raise ConfigError(
+            f"rule {rule.part.name!r} does not work with judge={judge!r}; it works with "
+            + " and ".join(map(repr, judges))
+        )
+    if judge == "held_out" and not held_out:
+        raise ConfigError(
+            "judge='held_out' needs held-out examples; set held_out, the share of every node's examples that "
+            "it does not train on, such as held_out=0.2"
+        )
 
 
 def _digest(config: Config, specs: dict[str, Spec]) -> str:
@@ -166,6 +211,7 @@ def _digest(config: Config, specs: dict[str, Spec]) -> str:
     if reads := specs["topology"].traits.reads:
         texts.append(read_text(dict(specs["topology"].arguments)[reads]))
     fields = dataclasses.asdict(config)
+    fields = {k: v for k, v in fields.items() if k not in LATER or v != getattr(Config, k)}
     if texts:
         fields["sources"] = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]

@@ -105,6 +105,10 @@ class Choice:
         return value
 
 
+LATER = object()  # annotation of an argument that was added to a part later: at its default a spec does not
+# show it, so that old runs keep their digests
+
+
 @dataclass(frozen=True)
 class Argument:
     """One argument of a part that the user may give."""
@@ -113,6 +117,7 @@ class Argument:
     default: Any  # inspect.Parameter.empty if required
     allowed: Number | Choice | None  # allowed values, None if unrestricted
     is_text: bool
+    later: bool = False  # see LATER
 
     @classmethod
     def of(cls, parameter: inspect.Parameter) -> "Argument":
@@ -120,7 +125,7 @@ class Argument:
         annotation = parameter.annotation
         notes = getattr(annotation, "__metadata__", (annotation,))
         allowed = next((note for note in notes if isinstance(note, Number | Choice)), None)
-        return cls(parameter.name, parameter.default, allowed, annotation is str)
+        return cls(parameter.name, parameter.default, allowed, annotation is str, LATER in notes)
 
     def __str__(self) -> str:
         return f"{self.name}={'...' if self.default is inspect.Parameter.empty else repr(self.default)}"
@@ -169,7 +174,9 @@ class Spec(Generic[Traits]):
         return self.part.traits
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
+        known = self.part.parameters
+        shown = [(k, v) for k, v in self.arguments if not (known[k].later and v == known[k].default)]
+        inside = ", ".join(f"{name}={value!r}" for name, value in shown)
         return f"{self.part.name}({inside})" if inside else self.part.name
 
     def __hash__(self) -> int:
@@ -188,7 +195,7 @@ class Registry(Generic[Traits]):
     """Parts of one kind by name. A part also takes the arguments of its traits named in `helpers`."""
 
     kind: str
-    given: int  # number of leading positional parameters that the simulator passes
+    given: int  # number of leading positional parameters that the simulator passes, besides a memory
     traits: Callable[..., Traits]  # the frozen dataclass of the traits, with defaults
     helpers: tuple[str, ...] = ()
     parts: dict[str, Part[Traits]] = field(default_factory=dict)
@@ -212,9 +219,10 @@ class Registry(Generic[Traits]):
         if unknown := set(given) - set(known):
             raise ConfigError(f"a {self.kind} has no trait {listed(unknown)}; there are {listed(known)}")
         traits = self.traits(**given)
+        remembers = getattr(traits, "init", None) is not None
         parameters = {
             p.name: Argument.of(p)
-            for p in list(_signature(function).parameters.values())[self.given :]
+            for p in list(_signature(function).parameters.values())[self.given + remembers :]
             if p.kind is p.POSITIONAL_OR_KEYWORD  # users cannot give keyword-only parameters
         }
         for helper in filter(None, (getattr(traits, name) for name in self.helpers)):

@@ -3,7 +3,7 @@
 n nodes, n_b of them benign (rows [0, n_b)) and f Byzantine (rows [n_b, n)); K neighbour slots
 (the largest degree, padded); d parameters per model; b examples per batch; m message rows; r receivers
 that run the rule (n_b, or n if the attack needs Byzantine nodes that follow the protocol); P
-(receiver, message) pairs for which the receiver computes the message's loss on its own batch.
+(receiver, message) pairs for which the receiver computes the message's loss; L local steps per round.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,17 @@ class Data(NamedTuple):
 
     x: Leaf  # [N, H, W, C] uint8
     y: Leaf  # [N] int32
-    shards: Leaf  # [n, s] int32: example indices per node
+    shards: Leaf  # [n, s] int32: indices of the examples that each node trains on
     mean: Leaf  # [C] float32: per channel of the training set, in units of x
     std: Leaf  # [C] float32
+    held_out: Leaf | None = None  # [n, v] int32: examples of each node's share that it never trains on
+
+
+class Drawn(NamedTuple):
+    """The examples that every node draws for one round."""
+
+    train: Leaf  # [r, L b] int32
+    judge: Leaf | None = None  # [r, b] int32: on which losses of models are taken; None: the first b of train
 
 
 class Task(NamedTuple):
@@ -51,6 +59,17 @@ class RoundState(NamedTuple):
     opt_state: Any  # leaves [r, ...]
     t: Leaf  # [] int32: number of finished rounds
     key: Leaf  # [] key: the run's PRNG key; each round folds t into it
+    rule_memory: Any = ()  # leaves [r, ...]: what the rule remembers; () if it has no memory
+    attack_memory: Any = ()  # leaves [f, ...]: what the attack remembers
+
+
+class Start(NamedTuple):
+    """What a rule or attack may use to build its first memory, before round 0."""
+
+    own: Array  # [r, d]: the models of the nodes that train, all equal
+    slots: int  # K
+    byzantine: int  # f
+    key: Array  # [] key
 
 
 class Knobs(NamedTuple):
@@ -66,25 +85,34 @@ class Knobs(NamedTuple):
 class Inbox(NamedTuple):
     """Everything a rule may use: the receivers' own models and the messages sent to them."""
 
-    own: Array  # [r, d]
+    own: Array  # [r, d]: x_i, or x_i + u_i in the order `then`
     sent: Array  # [m, d]: each message of the round, stored once
     rows: Array  # [r, K] int32: the row of `sent` that each slot reads
     graph: Graph  # [r, K]: the receivers' slots; dropped messages are masked out
     degree: Array  # [r] int32: |N_i|, including dropped messages
     count: Array  # type: ignore[assignment]  # [r] int32: the rule's per-node count
     t: Array  # [] int32
-    own_loss: Array  # [r]: loss of `own` on the receiver's batch in this round
-    loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's batch;
+    own_loss: Array  # [r]: loss of `own` on the judge's examples, b per receiver and round
+    loss_of: Callable[[Array, Array], Array]  # receiver [P], row [P] -> [P]: on the RECEIVER's examples;
     # index r is padding; its result is unspecified
     pairs: int  # P: maximum number of losses the rule may request (static)
+    gradient: Callable[[], Array]  # () -> [r, d]: gradient at `own` on the judge's examples
+    update: Array  # [r, d]: u_i, the step that the receiver takes in this round
+    weights: Array  # [r, K]: Metropolis weights, 0 in empty slots; own weight is 1 minus their sum
+    benign: Array  # [r, K] bool: whether the sender is benign; only for oracles
+    learning_rate: Array  # []: in this round
+    rounds: Array  # [] int32: length of the run
+    classes: int  # number of classes (static)
+    key: Array  # [] key: the rule's own randomness in this round
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """Everything an omniscient attacker may use."""
 
-    own: Array  # [n, d] ([n_b, d] if the attack does not train): models at the start of the round
-    update: Array  # like own: the update each node is about to add, -lambda * direction
+    own: Array  # [n, d] ([n_b, d] if the attack does not train): what honest nodes send, x_i, or x_i + u_i
+    # in the order `then`
+    update: Array  # like own: u_i, the update of each node in this round, -lambda * direction
     graph: Graph  # [n, K], without benign nodes whose model is unusable (round.without_lost)
     benign: int  # n_b (static)
     byzantine: int  # f (static)

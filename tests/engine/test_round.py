@@ -12,10 +12,11 @@ from conftest import slowly
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.round import batches, make_round, normalise, ravel
+from ubar_jax.engine.round import JUDGING, batches, make_round, normalise, ravel
 from ubar_jax.parts.aggregation import aggregate, rules
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case
+from ubar_jax.types import Drawn
 
 pytestmark = pytest.mark.medium
 
@@ -40,51 +41,87 @@ def mlp_loss_and_gradient(x, images, labels, sizes):
     return loss, np.concatenate([g.ravel() for g in gradient])
 
 
+def examples_of(experiment, state, rounds):
+    """(train [rounds, r, L b], judge [rounds, r, b]): the examples of every round, as indices."""
+    program, data = experiment.program, experiment.data
+    size, key, shards = program.batch, state.key, data.shards[: program.trained]
+    train = np.asarray(batches(shards, key, 0, rounds + 1, size * program.local_steps))
+    judge = {"batch": train[:-1, :, :size], "next": train[1:, :, :size]}
+    if program.judge == "held_out":
+        held_out = data.held_out[: program.trained]
+        judge["held_out"] = np.asarray(batches(held_out, key, 0, rounds, size, JUDGING))
+    return train[:-1], judge[program.judge]
+
+
 def numpy_network(experiment, state, rounds):
-    """The paper's algorithm as a loop over nodes, in float64: models after `rounds` rounds."""
+    """The algorithm as a loop over nodes, in float64: models after `rounds` rounds."""
     config, program, data = experiment.config, experiment.program, experiment.data
     sizes = (int(np.prod(program.learner.shape)), 12, program.learner.classes)
     models = np.asarray(ravel(state.params)[0], float)
-    index = np.asarray(batches(data, state.key, 0, rounds, program.batch, program.trained))
-    rule = rules.parse(config.rule)
+    start, velocity = models.copy(), np.zeros_like(models)
+    train, judge = examples_of(experiment, state, rounds)
+    decay, dampening = (float(dict(program.optimizer.arguments).get(k, 0)) for k in ("decay", "dampening"))
+    rule, memories = rules.parse(config.rule), [None] * len(models)
+    neighbours = [[int(j) for j in sorted(experiment.network.neighbors(i))] for i in experiment.network]
+
+    def loaded(index):
+        return np.asarray(normalise(data, data.x[index]), float), data.y[index]
+
+    def loss_and_gradient(x, index):
+        return mlp_loss_and_gradient(x, *loaded(index), sizes)
+
     for t in range(rounds):
-        loss, gradient, examples = [], [], []
+        epoch = t // (data.shards.shape[1] // (program.batch * program.local_steps))
+        rate = config.learning_rate * 20 / (20 + epoch)
+        update = np.zeros_like(models)
         for i in range(program.trained):
-            chosen = index[t, i]
-            images, labels = np.asarray(normalise(data, data.x[chosen]), float), data.y[chosen]
-            found = mlp_loss_and_gradient(models[i], images, labels, sizes)
-            loss.append(found[0])
-            gradient.append(found[1])
-            examples.append((images, labels))
-        sent = list(models[: program.benign])
+            for index in np.split(train[t, i], program.local_steps):
+                gradient = loss_and_gradient(models[i] + update[i], index)[1]
+                velocity[i] = decay * velocity[i] + (1 - dampening) * gradient
+                update[i] -= rate * velocity[i]
+        own = models + update if program.order == "then" else models
+        sent = list(own[: program.benign])
         for a in range(program.byzantine):
             if program.attack.part.name == "bit_flip":
-                sent.append(-models[program.benign + a])
+                sent.append(-own[program.benign + a])
+            elif program.attack.part.name == "frozen":
+                sent.append(start[0])
             else:
                 key = jax.random.fold_in(state.key, t)
                 noise = jax.random.normal(key, (program.byzantine, models.shape[1]))
                 sent.append(np.asarray(noise, float)[a])
         new = []
         for i in range(program.trained):
-            ids = [int(j) for j in sorted(experiment.network.neighbors(i))]
-
-            def loss_of(x, batch=examples[i]):
-                return mlp_loss_and_gradient(x, *batch, sizes)[0]
-
-            bad = sum(j >= program.benign for j in ids)
-            node = Node(models[i], np.stack([sent[j] for j in ids]), len(ids), bad, loss[i], loss_of)
-            mixed, _ = getattr(reference, rule.part.name)(node, **dict(rule.arguments))
-            alpha = 1 / (len(ids) + 1) if rule.part.name == "average" else 0.5
-            epoch = t // (data.shards.shape[1] // program.batch)
-            rate = config.learning_rate * 20 / (20 + epoch)
-            new.append(alpha * models[i] + (1 - alpha) * mixed - rate * gradient[i])
+            ids, index = neighbours[i], judge[t, i]
+            node = Node(
+                own=own[i],
+                messages=np.stack([sent[j] for j in ids]),
+                ids=ids,
+                degree=len(ids),
+                byzantine=sum(j >= program.benign for j in ids),
+                own_loss=loss_and_gradient(own[i], index)[0],
+                loss=lambda x, index=index: loss_and_gradient(x, index)[0],
+                gradient=lambda x=own[i], index=index: loss_and_gradient(x, index)[1],
+                update=update[i],
+                weights=np.array([1 / (1 + max(len(ids), len(neighbours[j]))) for j in ids]),
+                benign=np.array(ids) < program.benign,
+                t=t,
+                rounds=config.rounds,
+                learning_rate=rate,
+                classes=program.learner.classes,
+            )
+            plain = getattr(reference, rule.part.name)
+            if rule.traits.init is None:
+                mixed, _ = plain(node, **dict(rule.arguments))
+            else:
+                mixed, _, memories[i] = plain(node, memories[i], **dict(rule.arguments))
+            alpha = float(experiment.knobs.alpha[i])
+            new.append(alpha * own[i] + (1 - alpha) * mixed + (program.order == "while") * update[i])
         models = np.stack(new)
     return models
 
 
-@pytest.mark.parametrize("attack", ["gaussian", "bit_flip"])
-@pytest.mark.parametrize("rule", ["ubar", "average", *slowly("ubar_distance", "ubar_loss")])
-def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
+def check_twenty_rounds(rule, attack, rounds=20, tolerance=1e-4, **settings):
     config = Config(
         rule=rule,
         attack=attack,
@@ -93,20 +130,43 @@ def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
         nodes=8,
         byzantine_ratio=0.33,
         batch_size=16,
-        rounds=20,
-        eval_every=20,
+        rounds=rounds,
+        eval_every=rounds,
         seed=3,
+        **settings,
     )
     experiment = prepare(config)
     degrees = {d for _, d in experiment.network.degree()}
     assert len(degrees) > 2 and experiment.program.byzantine == 4  # irregular, with attackers
     state = initial_state(experiment.program, config.seed)
-    expected = numpy_network(experiment, state, 20)
+    expected = numpy_network(experiment, state, rounds)
     result = simulate(config)
     got = np.asarray(ravel(result.state.params)[0])
     assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 1  # the models did change
     error = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    assert error.max() < 1e-4, error
+    assert error.max() < tolerance, error
+
+
+@pytest.mark.parametrize("attack", ["gaussian", "bit_flip"])
+@pytest.mark.parametrize("rule", ["ubar", "average", *slowly("ubar_distance", "ubar_loss")])
+def test_twenty_rounds_equal_a_numpy_loop_over_nodes(rule, attack):
+    check_twenty_rounds(rule, attack)
+
+
+FRAMES = {
+    "then": {"order": "then"},
+    "next": {"judge": "next"},
+    "held_out": {"judge": "held_out", "held_out": 0.3},
+    "two steps": {"local_steps": 2},
+    "all at once": {"order": "then", "judge": "held_out", "held_out": 0.3, "local_steps": 2},
+    "dampened": {"optimizer": "momentum(decay=0.8, dampening=0.8)"},
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("attack", ["bit_flip", *slowly("gaussian")])
+def test_order_judge_and_local_steps_equal_a_numpy_loop_over_nodes(frame, attack):
+    check_twenty_rounds("ubar", attack, **FRAMES[frame])
 
 
 @pytest.mark.parametrize("rule", ["ubar", "ubar_loss", "dkrum"])
@@ -131,9 +191,10 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
         params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
-        index = batches(experiment.data, state.key, 0, 1, program.batch, program.trained)[0]
+        index = batches(experiment.data.shards[: program.trained], state.key, 0, 1, program.batch)[0]
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
-        new, seen = step(state._replace(params=params), index, data, graph, experiment.knobs)
+        state = state._replace(params=params)
+        new, seen = step(state, Drawn(index), data, graph, experiment.knobs, np.int32(1))
     finally:
         del attacks.parts["probe"]
     [(mixed, info)] = expected
@@ -156,7 +217,7 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
     data = experiment.data
     state = initial_state(experiment.program, config.seed)
     x = np.asarray(ravel(state.params)[0], float)[0]
-    together = np.asarray(batches(data, state.key, 0, 1, 10, 6)).ravel()  # one batch of 60
+    together = np.asarray(batches(data.shards, state.key, 0, 1, 10)).ravel()  # one batch of 60
     images = np.asarray(normalise(data, data.x[together]), float)
     _, gradient = mlp_loss_and_gradient(x, images, data.y[together], (64, 100, 10))
     got = np.asarray(ravel(simulate(config).state.params)[0]).mean(0)
@@ -181,13 +242,13 @@ def test_batches_pass_over_every_share_once_an_epoch():
     experiment = prepare(Config(dataset="synthetic(examples=330)", nodes=3, batch_size=20))
     data = experiment.data
     key = jax.random.key(1)
-    index = np.asarray(batches(data, key, 0, 15, 20, 3))  # three epochs of five rounds
+    index = np.asarray(batches(data.shards, key, 0, 15, 20))  # three epochs of five rounds
     for epoch in index.reshape(3, 5, 3, 20):
         for i in range(3):
             seen = epoch[:, i].ravel()
             assert len(set(seen)) == 100 and set(seen) <= set(data.shards[i].tolist())
     assert not np.array_equal(index[:5], index[5:10])
-    np.testing.assert_array_equal(index[7:12], batches(data, key, 7, 5, 20, 3))
+    np.testing.assert_array_equal(index[7:12], batches(data.shards, key, 7, 5, 20))
 
 
 @pytest.mark.parametrize("rule", rules.parts)

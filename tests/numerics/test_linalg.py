@@ -4,7 +4,7 @@ import pytest
 
 from ubar_jax import linalg
 from ubar_jax.testing import inbox_of
-from ubar_jax.types import Graph, Inbox
+from ubar_jax.types import Graph
 
 
 def make_inbox(own, sent, slots=None, mask=None):
@@ -67,7 +67,8 @@ def test_the_mean_over_a_poisoned_network_stays_with_those_who_heard_it():
     sent = np.ones((4, 3), np.float32)
     sent[3] = np.nan
     slots = np.array([[0, 1], [2, 3]])
-    mixed = np.asarray(linalg.undefended_mean(make_inbox(sent[:2], sent, slots)))
+    inbox, two = make_inbox(sent[:2], sent, slots), np.full((2, 1), 2)
+    mixed = np.asarray(linalg.undefended(inbox, inbox.graph.mask, two))
     assert np.isfinite(mixed[0]).all() and np.isnan(mixed[1]).all()
 
 
@@ -79,7 +80,7 @@ def test_one_model_that_exploded_does_not_blur_the_distances_of_others(size):
     own[0] *= np.float32(size)
     rows = np.stack([[j for j in range(8) if j != i] for i in range(8)]).astype(np.int32)
     graph = Graph(rows, np.ones_like(rows, bool))
-    inbox = Inbox(own, own, rows, graph, None, None, 0, None, None, 0)
+    inbox = inbox_of(own, own, graph, own, np.zeros(8, np.int32))
     exact = np.square(own[:, None].astype(float) - own[None].astype(float)).sum(2)
     got = np.asarray(linalg.own_distances(inbox))
     np.testing.assert_allclose(got, np.take_along_axis(exact, rows, axis=1), rtol=1e-3)

@@ -14,11 +14,11 @@ from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.round import ravel, without_lost
 from ubar_jax.parts.aggregation import rules
-from ubar_jax.parts.byzantine import attacks, tailored_since
+from ubar_jax.parts.byzantine import attacks, first_memory, messages_of, tailored_since
 from ubar_jax.parts.byzantine.moments import alie_z
 from ubar_jax.parts.byzantine.search import largest
 from ubar_jax.registry import ConfigError, Number
-from ubar_jax.testing import check_attack, random_scene, view_of
+from ubar_jax.testing import check_attack, random_scene, start_of, view_of
 from ubar_jax.types import Graph, View
 
 SPECS = [
@@ -44,17 +44,20 @@ def test_contract(spec):
         # Rows of receivers without a Byzantine neighbour are never sent.
         heard = plain
 
-        def plain(key, view, **arguments):
-            sent = attack(key, view)
-            rows = heard(key, view, **arguments)
-            return np.stack([s if row is None else row for s, row in zip(sent, rows, strict=True)])
+        def plain(key, view, *memory, **arguments):
+            sent, _ = messages_of(attack, key, view)
+            told = heard(key, view, *memory, **arguments)
+            rows, *memory = told if memory else (told,)
+            rows = np.stack([s if row is None else row for s, row in zip(sent, rows, strict=True)])
+            return (rows, *memory) if memory else rows
 
     check_attack(spec, plain, graphs=3 if attack.part.name == "mhamdi" else 10)  # the plain search is slow
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
 def send(attack, key, scene, benign, byzantine, deployed):
-    return attack(key, view_of(scene, benign, byzantine, deployed))
+    view, start = view_of(scene, benign, byzantine, deployed), start_of(scene.own, scene.graph, byzantine)
+    return messages_of(attack, key, view, first_memory(attack, start))[0]
 
 
 def scene_for(spec, seed):
@@ -153,7 +156,8 @@ def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     told = []
     for changed in (scene._replace(own=own), scene._replace(graph=Graph(ids, apart))):
         view = view_of(changed, benign, byzantine, deployed)
-        told.append(np.asarray(attack(jax.random.key(0), view, **numbers)))
+        memory = first_memory(attack, start_of(changed.own, changed.graph, byzantine))
+        told.append(np.asarray(messages_of(attack, jax.random.key(0), view, memory, **numbers)[0]))
     if tailored_since(attack) is not None:
         told = [np.delete(rows, len(rows) - benign + lost, axis=0) for rows in told]
     if not ("deployed" in spec or "optimised" in spec):  # the deployed rule still hears the lost node

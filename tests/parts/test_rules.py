@@ -24,6 +24,20 @@ SPECS = [
     "dkrum(rho=conservative)",
     "multi_krum(m=2)",
     *(f"bridge({v}, {o}, byzantine=0.2)" for v in "TMKB" for o in (True, False)),
+    *(f"{rule}(byzantine=oracle)" for rule in ("scclip", "nna", "ios", "faba", "zeno", "byrdie")),
+    *(f"{rule}(byzantine=0.2)" for rule in ("scclip", "nna", "ios", "faba", "zeno", "byrdie")),
+    "scclip(tau=1.0)",
+    "scclip(tau=oracle)",
+    "centred_clipping(tau=0.5, steps=3)",
+    "balance(gamma=2, kappa=3)",
+    "zeno(ratio=2)",
+    "zeno_pp(rho=0.01, every=2)",
+    "loss_gate(margin=0.5)",
+    "byrdie(blocks=1)",
+    "byrdie(blocks=3)",
+    "byrdie(blocks=20)",
+    "afa(of=step)",
+    "afa(xi=0.5, slower=0.1)",
 ]
 # The last scores of recursive Krum have a single term, so the two nodes of the closest pair tie and the
 # smaller id wins: these rules depend on the order of the nodes.
@@ -38,6 +52,13 @@ def test_contract(spec):
 
 MANY = [*rules.parts, "bridge(byzantine=oracle)", "dbulyan(byzantine=0.1)", "ubar(rho=oracle)"]
 MANY += [f"bridge({v}, {o}, byzantine=0.2)" for v in "TMKB" for o in (True, False)]
+MANY += [
+    "scclip(byzantine=oracle)",
+    "scclip(tau=0.7)",
+    "ios(byzantine=oracle)",
+    "faba(byzantine=0.2)",
+    "afa(of=step)",
+]
 
 
 @pytest.mark.slow
@@ -49,8 +70,8 @@ def test_equal_to_the_reference_on_200_random_graphs(spec):
         case = random_case(seed, least=1 + seed % 3, d=5)
         if seed % 4 == 0:  # the attackers all send the same vector
             case.sent[case.benign :] = case.sent[case.benign]
-        mixed, _ = run(case, counts_of(rule, case)[2])
-        expected, _ = by_reference(rule, getattr(reference, rule.part.name), case)
+        mixed, _, _ = run(case, counts_of(rule, case)[2])
+        expected, _, _ = by_reference(rule, getattr(reference, rule.part.name), case)
         np.testing.assert_allclose(mixed, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")
     assert len(traces) == 1
 
@@ -117,12 +138,12 @@ def test_ties_go_to_the_smallest_sender():
     slots = np.zeros_like(case.graph.neighbours)
     slots[:, :3], mask[:, :2] = [2, 5, 9], True
     case = case._replace(graph=Graph(slots, mask))
-    mixed, info = make_runner(rule)[0](case, counts_of(rule, case)[2])
+    mixed, info, _ = make_runner(rule)[0](case, counts_of(rule, case)[2])
     np.testing.assert_allclose(mixed, np.repeat(case.sent[2:3], 9, 0), rtol=1e-6)
     assert info["selected"][:, 0].all() and info["selected"].sum() == 9
     mask[:, :3] = True
     case.sent[2] = 100  # an outlier; of the close pair 5 and 9, 5 wins
-    mixed, _ = make_runner(rule)[0](case, counts_of(rule, case)[2])
+    mixed, _, _ = make_runner(rule)[0](case, counts_of(rule, case)[2])
     np.testing.assert_allclose(mixed, np.repeat(case.sent[5:6], 9, 0), rtol=1e-4)
 
 
@@ -137,7 +158,7 @@ def test_a_minority_cannot_push_a_coordinate_out_of_the_honest_range(spec, seed,
     rule = rules.parse(spec)
     case = random_case(seed, least=3)
     case.sent[case.benign :] = np.float32(push) * (1 + np.arange(5, dtype=np.float32)[:, None])
-    mixed, _ = RUNNERS.setdefault(spec, make_runner(rule)[0])(case, counts_of(rule, case)[2])
+    mixed, _, _ = RUNNERS.setdefault(spec, make_runner(rule)[0])(case, counts_of(rule, case)[2])
     for i in range(case.benign):
         ids = case.graph.neighbours[i][case.graph.mask[i]]
         honest = case.sent[ids[ids < case.benign]]
@@ -171,7 +192,7 @@ def test_one_outlier_cannot_carry_the_geometric_median_away():
     run, _ = make_runner(rule)
     for far in (1e2, 1e4, 1e6, 1e12, 1e18):
         case.sent[9] = far
-        mixed, _ = run(case, counts_of(rule, case)[2])
+        mixed, _, _ = run(case, counts_of(rule, case)[2])
         assert np.linalg.norm(mixed - case.sent[:9].mean(0), axis=1).max() < 1.5, far
 
 

@@ -17,11 +17,13 @@ from jax import Array, lax
 
 from ubar_jax.engine import evaluation
 from ubar_jax.engine.program import Learner, Program, task_of
-from ubar_jax.engine.round import batches, make_round
+from ubar_jax.engine.round import REMEMBERING, draw, make_round, ravel
 from ubar_jax.files import cache_dir
-from ubar_jax.types import Data, Graph, Knobs, RoundState
+from ubar_jax.parts import aggregation, byzantine
+from ubar_jax.types import Data, Graph, Knobs, RoundState, Start
 
-ALONG = Data(x=None, y=None, shards=0, mean=None, std=None)  # vmap axes: runs differ in their shards
+# vmap axes: runs differ in their shards
+ALONG = Data(x=None, y=None, shards=0, mean=None, std=None, held_out=0)
 
 DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
 
@@ -93,7 +95,15 @@ def initial_state(program: Program, seed: int) -> RoundState:
         return jnp.broadcast_to(leaf[None], (program.trained, *leaf.shape)).copy()
 
     params, opt_state = jax.tree.map(stack, (params, opt_state))
-    return RoundState(params, opt_state, jnp.zeros((), jnp.int32), key)
+    start = Start(ravel(params)[0], program.slots, program.byzantine, jax.random.fold_in(key, REMEMBERING))
+    return RoundState(
+        params,
+        opt_state,
+        jnp.zeros((), jnp.int32),
+        key,
+        aggregation.first_memory(program.rule, start),
+        byzantine.first_memory(program.attack, start) if program.byzantine else (),
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -108,17 +118,16 @@ def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     def chunk(state: RoundState, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
         """Runs until `program.chunk` more rounds, or `rounds` in all, are done."""
 
-        def body(state, index):
+        def body(state, drawn):
             def go(state):
-                return step(state, index, data, graph, knobs)
+                return step(state, drawn, data, graph, knobs, rounds)
 
             if not program.ragged:
                 return go(state)
             blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
             return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
 
-        index = batches(data, state.key, state.t, program.chunk, program.batch, program.trained)
-        state, seen = lax.scan(body, state, index)
+        state, seen = lax.scan(body, state, draw(program, data, state))
         return state, seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
 
     if width > 1:
@@ -150,7 +159,7 @@ def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int,
 
 def statistics_of(data: Data) -> Data:
     """The part of the training data that evaluation needs: mean and deviation."""
-    return data._replace(x=None, y=None, shards=None)
+    return data._replace(x=None, y=None, shards=None, held_out=None)
 
 
 def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
@@ -179,6 +188,7 @@ def _data_shapes(learner: Learner, n: int) -> Data:
         shards=shape((n, learner.share), np.int32),
         mean=shape(channels, np.float32),
         std=shape(channels, np.float32),
+        held_out=shape((n, learner.held_out), np.int32) if learner.held_out else None,
     )
 
 
@@ -191,7 +201,8 @@ def _shapes(program: Program, width: int) -> tuple[RoundState, Data, Graph, Knob
     attack = dict.fromkeys(program.strengths, number)
     alpha, counts = (shape((program.trained,), t) for t in (np.float32, np.int32))
     state = jax.eval_shape(lambda: initial_state(program, 0))
-    run = (state, data.shards, graph, Knobs(number, alpha, counts, count, attack))
+    run = (state, (data.shards, data.held_out), graph, Knobs(number, alpha, counts, count, attack))
     if width > 1:
         run = _stacked(run, width)
-    return run[0], data._replace(shards=run[1]), *run[2:]
+    state, (shards, held_out), *rest = run
+    return state, data._replace(shards=shards, held_out=held_out), *rest

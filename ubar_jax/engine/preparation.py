@@ -9,7 +9,8 @@ from ubar_jax import memory
 from ubar_jax.config import Config, Resolved, resolve
 from ubar_jax.engine.program import Learner, Program, model_size, task_of
 from ubar_jax.parts import data, topology
-from ubar_jax.parts.aggregation import count_neighbours
+from ubar_jax.parts.aggregation import count_neighbours, losses_per_run
+from ubar_jax.parts.aggregation.counts import GUARD
 from ubar_jax.parts.byzantine import check_range
 from ubar_jax.parts.tasks import models
 from ubar_jax.registry import ConfigError, Spec
@@ -54,7 +55,7 @@ def prepare(config: Config | Resolved) -> Experiment:
     run = config if isinstance(config, Resolved) else resolve(config)
     config = run.config
     dataset = data.load(config.dataset)
-    shards = split_data(run, dataset)
+    shards, held_out = split_data(run, dataset)
     learner = Learner(
         model=config.model,
         make_model=None if ":" in config.model else models.parse(config.model).part.function,
@@ -62,6 +63,7 @@ def prepare(config: Config | Resolved) -> Experiment:
         classes=dataset.classes,
         examples=len(dataset.train_y),
         share=shards.shape[1],
+        held_out=0 if held_out is None else held_out.shape[1],
     )
     task_of(learner)
     network = build_network(run, learner, dataset.train_x)
@@ -86,12 +88,15 @@ def prepare(config: Config | Resolved) -> Experiment:
         batch=config.batch_size,
         chunk=chunk,
         ragged=config.rounds % chunk != 0,
+        order=config.order or run.rule.traits.orders[0],  # type: ignore[arg-type]  # checked
+        judge=config.judge,  # type: ignore[arg-type]
+        local_steps=config.local_steps,
     )
     knobs = Knobs(
         learning_rate=np.float32(config.learning_rate),
         alpha=rule.alpha,
         count=rule.count,
-        rounds_per_epoch=np.int32(learner.share // config.batch_size),
+        rounds_per_epoch=np.int32(learner.share // (config.batch_size * config.local_steps)),
         attack={k: np.float32(v) for k, v in strengths.items()},
     )
     return Experiment(
@@ -100,30 +105,55 @@ def prepare(config: Config | Resolved) -> Experiment:
         program=program,
         network=network,
         graph=graph,
-        data=Data(dataset.train_x, dataset.train_y, shards, *data.statistics(config.dataset)),
+        data=Data(dataset.train_x, dataset.train_y, shards, *data.statistics(config.dataset), held_out),
         knobs=knobs,
         test=(dataset.test_x, dataset.test_y),
     )
 
 
-def split_data(run: Resolved, dataset: data.Dataset) -> np.ndarray:
-    """[n, s] int32 indices of every node's examples; refuses shares that do not fill a batch."""
+def split_data(run: Resolved, dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray | None]:
+    """Every node's examples as int32 indices: ([n, s] to train on, [n, v] held out, or None).
+
+    Refuses shares that do not fill a round.
+    """
     config, examples = run.config, len(dataset.train_y)
     n = config.nodes + config.byzantine
     check_share(config, examples, examples // n)
-    shards = run.sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n)
+    shards = run.sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n).astype(np.int32)
     check_share(config, examples, shards.shape[1])
-    return shards.astype(np.int32)
+    if not config.held_out:
+        return shards, None
+    np.random.default_rng([config.seed, 3]).permuted(shards, axis=1, out=shards)
+    kept, held_out = np.split(shards, [shards.shape[1] - held_out_of(config, shards.shape[1])], axis=1)
+    return kept, held_out
+
+
+def held_out_of(config: Config, share: int) -> int:
+    """How many examples of a share are held out."""
+    return int(config.held_out * share + GUARD)
 
 
 def check_share(config: Config, examples: int, share: int) -> None:
-    """Refuses a batch larger than a node's share of the training set."""
-    if share < config.batch_size:
-        n = config.nodes + config.byzantine
+    """Refuses a round that needs more examples than a node's share of the training set has."""
+    size, steps, held_out = config.batch_size, config.local_steps, held_out_of(config, share)
+    n, left = config.nodes + config.byzantine, share - held_out
+    has = f"{config.dataset} has {examples} training examples, {share} for each of {n} nodes"
+    if held_out:
+        has += f", of which {held_out} are held out"
+    if left < size:
         raise ConfigError(
-            f"batch_size={config.batch_size} is larger than a node's share: {config.dataset} has "
-            f"{examples} training examples, {share} for each of {n} nodes; take "
-            + (f"a batch_size of at most {share}, or fewer nodes" if share else "fewer nodes")
+            f"batch_size={size} is larger than a node's share: {has}; take "
+            + (f"a batch_size of at most {left}, or fewer nodes" if left else "fewer nodes")
+        )
+    if left < steps * size:
+        raise ConfigError(
+            f"local_steps={steps} with batch_size={size} needs {steps * size} examples per round, more than "
+            f"an epoch: {has}; take at most {left // size} local steps, a smaller batch_size, or fewer nodes"
+        )
+    if config.judge == "held_out" and held_out < size:
+        raise ConfigError(
+            f"the held-out part is smaller than a batch: {has}, and judge='held_out' needs "
+            f"batch_size={size}; hold out more (held_out), or take a smaller batch_size or fewer nodes"
         )
 
 
@@ -149,7 +179,7 @@ def check_memory(config: Config, learner: Learner, images: np.ndarray, slots: in
         "models": 4 * memory.COPIES * n * model_size(learner),
         "images": images.nbytes,
         "neighbour lists": 5 * n * slots,
-        "batches between two evaluations": 4 * config.nodes * chunk * config.batch_size,
+        "batches between two evaluations": 4 * config.nodes * chunk * config.batch_size * config.local_steps,
     }
     advice = "take fewer nodes, a smaller model or fewer rounds between evaluations"
     memory.check_fits("this run", host, memory.host_memory(), "take fewer nodes, links or rounds")
@@ -171,7 +201,7 @@ def at_nodes(run: Resolved, graph: Graph, receivers: int) -> AtNodes:
     alpha = config.alpha
     if alpha is None:
         alpha = traits.alpha(degree, **rule.of(traits.alpha))
-    pairs = topology.round_up(int(np.sum(traits.pairs(degree, count))))
+    pairs = topology.round_up(losses_per_run(rule, degree, count))
     return AtNodes(count, np.broadcast_to(alpha, degree.shape).astype(np.float32), pairs, notices)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from ubar_jax.parts.aggregation import Rule
+from ubar_jax.parts.aggregation.base import Judge, Order
 from ubar_jax.parts.byzantine import Attack
 from ubar_jax.parts.tasks import make_task
 from ubar_jax.registry import NoTraits, Spec
@@ -23,6 +24,7 @@ class Learner:
     classes: int
     examples: int  # in the training set
     share: int  # training examples per node
+    held_out: int = 0  # further examples per node that it does not train on
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Program:
     batch: int  # b
     chunk: int  # rounds per dispatch
     ragged: bool  # whether the last chunk is shorter
+    order: Order = "while"
+    judge: Judge = "batch"
+    local_steps: int = 1  # L
 
 
 @functools.lru_cache(maxsize=32)

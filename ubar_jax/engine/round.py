@@ -1,8 +1,8 @@
 """The algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,23 @@ from ubar_jax.config import Config
 from ubar_jax.engine.program import Program, task_of
 from ubar_jax.numerics import linalg, nn
 from ubar_jax.parts.aggregation import Rule, aggregate, make_inbox
-from ubar_jax.parts.byzantine import tailored_since
+from ubar_jax.parts.byzantine import messages_of, tailored_since
 from ubar_jax.registry import ConfigError
-from ubar_jax.types import Data, Graph, Knobs, Metrics, RoundState, Task, View
+from ubar_jax.types import Data, Drawn, Graph, Knobs, Metrics, RoundState, Task, View
+
+if TYPE_CHECKING:
+    import optax
 
 # Names of numbers that every run has, which a rule's scalars may not have.
 CURVES = {*Metrics._fields, "round", "epoch", "seconds", "accuracy", "consensus", "worst", "mean", "std"}
 CURVES |= {"train_loss", "digest", "diverged"}
 
+# Folded into the run's key, these differ from every round's number.
+TRAINING, JUDGING, REMEMBERING = (jnp.iinfo(jnp.int32).max - i for i in range(3))
+
 
 def make_round(program: Program) -> Callable:
-    """Returns `step(state, index, data, graph, knobs) -> (state, Metrics)`; index [r, b] is the batch.
+    """Returns `step(state, drawn, data, graph, knobs, rounds) -> (state, Metrics)`; `rounds`: of the run.
 
     The r nodes that train are the benign ones, and also the Byzantine ones if the attack needs their
     models. The state is a stacked pytree, messages are a matrix [n, d]; models are converted once per round.
@@ -31,29 +37,44 @@ def make_round(program: Program) -> Callable:
     task, optimizer = task_of(program.learner), program.optimizer()
     rule, attack, schedule = program.rule, program.attack, program.schedule
     benign, byzantine, pairs = program.benign, program.byzantine, program.pairs
+    train = make_training(task, optimizer, program.local_steps)
 
-    def step(state: RoundState, index: Array, data: Data, graph: Graph, knobs: Knobs):
-        key, trained = jax.random.fold_in(state.key, state.t), len(index)
+    def step(state: RoundState, drawn: Drawn, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
+        key, trained = jax.random.fold_in(state.key, state.t), len(drawn.train)
         own, unravel = ravel(state.params)
 
+        def examples(index: Array) -> tuple[Array, Array]:
+            x, y = normalise(data, data.x[index]), data.y[index]
+            if poison := attack.traits.poison:
+                told = poison(y[benign:], program.learner.classes, state.t, **attack.of(poison))
+                y = y.at[benign:].set(told)
+            return x, y
+
         # Every node draws a batch and takes the gradient at its own model, before mixing.
-        x, y = normalise(data, data.x[index]), data.y[index]
-        if poison := attack.traits.poison:
-            y = y.at[benign:].set(poison(y[benign:], program.learner.classes, state.t, **attack.of(poison)))
-        loss, gradient = nn.each(jax.value_and_grad(task.loss), state.params, x, y)
-        direction, opt_state = jax.vmap(optimizer.update)(gradient, state.opt_state, state.params)
+        batch = examples(drawn.train)
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
-        update = -rate * ravel(direction)[0]
+        loss, first_loss, update, opt_state = train(state.params, state.opt_state, *batch, rate)
+        if program.order == "then":
+            own = own + update
+
+        # On which examples the rule takes losses, and the loss of own model on them.
+        judge = first_batch(batch, program.batch) if drawn.judge is None else examples(drawn.judge)
+        own_loss = first_loss
+        if program.order == "then" or drawn.judge is not None:
+            own_loss = nn.each(task.loss, jax.vmap(unravel)(own), *judge)
+
+        def gradient():
+            return ravel(nn.each(jax.grad(task.loss), jax.vmap(unravel)(own), *judge))[0]
 
         # Every node broadcasts its model; the attack provides the Byzantine rows.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
         since = tailored_since(attack)
 
-        def mix(sent: Array, known: Array | None = None) -> tuple[Array, dict]:
+        def mix(sent: Array, known: Array | None = None) -> tuple[Array, dict, Any]:
             def loss_of(receiver, row):
                 if not pairs:
                     raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
-                return losses_on(task, unravel, sent, (x, y), receiver, row, known)
+                return losses_on(task, unravel, sent, judge, receiver, row, known)
 
             rows = heard.neighbours
             if since is not None:  # the last n_b rows: what the attackers send to each benign receiver
@@ -62,22 +83,28 @@ def make_round(program: Program) -> Callable:
             inbox = make_inbox(
                 own=own,
                 sent=sent,
-                graph=heard,
+                rows=rows,
+                graph=graph,
+                benign=benign,
                 count=knobs.count,
                 t=state.t,
-                own_loss=loss,
+                own_loss=own_loss,
                 loss_of=loss_of,
                 pairs=pairs,
-                rows=rows,
+                gradient=gradient,
+                update=update,
+                learning_rate=rate,
+                rounds=rounds,
+                classes=program.learner.classes,
+                key=jax.random.fold_in(key, 1),  # the attack uses `key` itself
             )
-            return aggregate(rule, inbox)
+            return aggregate(rule, inbox, state.rule_memory)
 
-        sent = own[:benign]
+        sent, attack_memory = own[:benign], state.attack_memory
         if byzantine:
             # An attack may try many messages on the rule: evaluate the honest messages only once.
             slots = Graph(*(a[:, : program.benign_slots] for a in heard))
-            known = honest_losses(task, unravel, sent, (x, y), slots) if pairs else None
-            deployed = functools.partial(mix, known=known)
+            known = honest_losses(task, unravel, sent, judge, slots) if pairs else None
             view = View(
                 own=own,
                 update=update,
@@ -86,18 +113,59 @@ def make_round(program: Program) -> Callable:
                 byzantine=byzantine,
                 benign_slots=program.benign_slots,
                 t=state.t,
-                deployed=deployed,
+                deployed=lambda sent: mix(sent, known)[:2],
             )
-            sent = jnp.concatenate([sent, attack(key, view, **knobs.attack)])
+            lies, attack_memory = messages_of(attack, key, view, attack_memory, **knobs.attack)
+            sent = jnp.concatenate([sent, lies])
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
-        mixed, info = mix(sent)
+        mixed, info, rule_memory = mix(sent)
         alpha = knobs.alpha[:, None]
-        new = alpha * own + (1 - alpha) * mixed + update
-        state = RoundState(jax.vmap(unravel)(new), opt_state, state.t + 1, state.key)
+        new = alpha * own + (1 - alpha) * mixed
+        if program.order == "while":
+            new = new + update
+        params = jax.vmap(unravel)(new)
+        state = RoundState(params, opt_state, state.t + 1, state.key, rule_memory, attack_memory)
         return state, observe(info, loss, new, heard, benign)
 
     return step
+
+
+def make_training(task: Task, optimizer: "optax.GradientTransformation", steps: int) -> Callable:
+    """Returns `train(params, opt_state, x, y, rate) -> (loss [r], first loss [r], update [r, d], opt_state)`.
+
+    L = `steps` steps of SGD per node, on L batches of equal size, x [r, L b, ...]. The update is the sum of
+    the steps; the loss is their mean, each taken before the step; the first loss is that at `params`.
+    """
+
+    def one(params, opt_state, x, y, rate):
+        loss, gradient = nn.each(jax.value_and_grad(task.loss), params, x, y)
+        direction, opt_state = jax.vmap(optimizer.update)(gradient, opt_state, params)
+        return loss, -rate * ravel(direction)[0], opt_state
+
+    def several(params, opt_state, x, y, rate):
+        own, unravel = ravel(params)
+
+        def body(carry, batch):
+            (total, opt_state), (x, y) = carry, batch
+            loss, update, opt_state = one(jax.vmap(unravel)(own + total), opt_state, x, y, rate)
+            return (total + update, opt_state), loss
+
+        batches = tuple(jnp.moveaxis(a.reshape(len(a), steps, -1, *a.shape[2:]), 1, 0) for a in (x, y))
+        (total, opt_state), losses = lax.scan(body, (jnp.zeros_like(own), opt_state), batches)
+        return jnp.mean(losses, axis=0), losses[0], total, opt_state
+
+    def once(params, opt_state, x, y, rate):
+        loss, update, opt_state = one(params, opt_state, x, y, rate)
+        return loss, loss, update, opt_state
+
+    return once if steps == 1 else several
+
+
+def first_batch(batch: tuple[Array, Array], size: int) -> tuple[Array, Array]:
+    """The first of the batches that a node trains on in a round."""
+    x, y = batch
+    return batch if y.shape[1] == size else (x[:, :size], y[:, :size])
 
 
 def without_lost(graph: Graph, honest: Array, rule: Rule) -> Graph:
@@ -187,16 +255,30 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
     )
 
 
-def batches(data: Data, key: Array, t: Array, rounds: int, batch: int, trained: int) -> Array:
+def draw(program: Program, data: Data, state: RoundState) -> Drawn:
+    """The examples of the next chunk of rounds: train [rounds, r, L b] and judge [rounds, r, b] or None."""
+    rounds, size = program.chunk, program.local_steps * program.batch
+    shards = data.shards[: program.trained]
+    if program.judge == "next":  # what the next round trains on; not seen before only in the first epoch
+        index = batches(shards, state.key, state.t, rounds + 1, size)
+        return Drawn(index[:-1], index[1:, :, : program.batch])
+    train = batches(shards, state.key, state.t, rounds, size)
+    if program.judge == "batch":
+        return Drawn(train)
+    assert data.held_out is not None
+    held_out = data.held_out[: program.trained]
+    return Drawn(train, batches(held_out, state.key, state.t, rounds, program.batch, JUDGING))
+
+
+def batches(shards: Array, key: Array, t: Array, rounds: int, batch: int, purpose: int = TRAINING) -> Array:
     """[rounds, r, b] indices of the next rounds' examples: per epoch, a new permutation of every share.
 
     The permutation of an epoch comes from `fold_in(data key, epoch)`; the end of a share that does not
     fill a batch is dropped.
     """
-    shards = data.shards[:trained]
     n, share = shards.shape
     per_epoch = share // batch
-    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)  # different from every round's key
+    key = jax.random.fold_in(key, purpose)
     first = t // per_epoch
     epochs = first + jnp.arange((rounds - 1) // per_epoch + 2)
 

@@ -146,7 +146,8 @@ def _load(
         one = compiled_evaluation(*alone, min(sizes), width).call if first else None
     with _timed(seconds, "setup"):
         graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
-        data = experiments[0].data._replace(shards=_stack([e.data.shards for e in experiments]))
+        shares = _stack([(e.data.shards, e.data.held_out) for e in experiments])
+        data = experiments[0].data._replace(shards=shares[0], held_out=shares[1])
         graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
     sharers = len({experiment.config for experiment in experiments})
     return _Loaded(program, config, width, sharers, chunk, evaluations, one, data, graph, knobs, test)

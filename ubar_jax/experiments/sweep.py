@@ -67,6 +67,24 @@ flags.DEFINE_multi_float(
 flags.DEFINE_multi_float("learning_rate", [DEFAULT.learning_rate], "Learning rate in the first epoch.")
 flags.DEFINE_multi_integer("batch_size", [DEFAULT.batch_size], "Training examples per node and round.")
 flags.DEFINE_multi_integer("rounds", [DEFAULT.rounds], "Rounds per run: one SGD step and one exchange each.")
+flags.DEFINE_multi_string(
+    "order",
+    None,
+    "Order of a round: while (the paper: gradient at x_i, mixing of x_j, then the step) or then (the step "
+    "first: nodes send and mix x + u); default: set by the rule.",
+)
+flags.DEFINE_multi_integer(
+    "local_steps", [DEFAULT.local_steps], "Steps of SGD per round, each on batch_size examples."
+)
+flags.DEFINE_multi_float(
+    "held_out", [DEFAULT.held_out], "Share of every node's examples that it does not train on."
+)
+flags.DEFINE_multi_string(
+    "judge",
+    [DEFAULT.judge],
+    "On which examples rules take losses, batch_size per round: batch (those that the node trains on), next "
+    "(those of the next round; not seen before only in the first epoch) or held_out (see --held_out).",
+)
 flags.DEFINE_multi_string("seeds", [str(DEFAULT.seed)], "Seeds: 0,1,2 or a repeated flag.")
 flags.DEFINE_integer("eval_every", DEFAULT.eval_every, "Rounds between two evaluations.")
 flags.DEFINE_integer(
@@ -88,7 +106,7 @@ command.must_be_named("results")
 
 GRID: tuple[str, ...] = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer")
 GRID += ("schedule", "nodes", "byzantine_ratio", "connection", "rho", "alpha", "learning_rate", "batch_size")
-GRID += ("rounds", "seeds")
+GRID += ("rounds", "seeds", "order", "local_steps", "held_out", "judge")
 
 
 def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ubar_jax.types import Inbox
+from ubar_jax.types import Graph, Inbox
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -25,7 +25,8 @@ def drop_bad(inbox: Inbox) -> Inbox:
     good = usable(inbox.sent)
     sent = jnp.where(good[:, None], inbox.sent, 0)
     mask = inbox.graph.mask & good[inbox.rows]
-    return inbox._replace(sent=sent, graph=inbox.graph._replace(mask=mask))
+    weights = jnp.where(mask, inbox.weights, 0)
+    return inbox._replace(sent=sent, graph=inbox.graph._replace(mask=mask), weights=weights)
 
 
 def usable(x: Array) -> Array:
@@ -68,6 +69,29 @@ def slot_distances(inbox: Inbox) -> Array:
     return jnp.where(real, jnp.maximum(squares, 0), jnp.inf)
 
 
+def all_distances(inbox: Inbox) -> Array:
+    """[r, K + 1, K + 1] squared distances between the messages in each pair of slots; the last is own model.
+
+    0 on the diagonal and for empty slots, at most BIG / 4.
+    """
+
+    def products(own, sent):
+        between = jnp.matmul(sent, sent.T, precision=HIGHEST)
+        return _squares(own), between, jnp.matmul(own, sent.T, precision=HIGHEST)
+
+    of_own, gram, to_own = _centred(products, inbox)
+    gram, norms = (gram + gram.T) / 2, jnp.diagonal(gram)
+    between = norms[:, None] + norms[None, :] - 2 * gram
+    between = between[inbox.rows[:, :, None], inbox.rows[:, None, :]]
+    to_own = jnp.take_along_axis(of_own[:, None] + norms[None, :] - 2 * to_own, inbox.rows, axis=1)
+    own = jnp.concatenate([to_own, jnp.zeros_like(to_own[:, :1])], axis=1)
+    squares = jnp.concatenate([between, to_own[:, None, :]], axis=1)
+    squares = jnp.concatenate([squares, own[:, :, None]], axis=2)
+    there = jnp.pad(inbox.graph.mask, ((0, 0), (0, 1)), constant_values=True)
+    real = there[:, :, None] & there[:, None, :] & ~jnp.eye(there.shape[1], dtype=bool)[None]
+    return jnp.where(real, jnp.clip(jnp.nan_to_num(squares, nan=BIG), 0, BIG / 4), 0)
+
+
 def mean(inbox: Inbox, selected: Array) -> Array:
     """[r, d] mean of the messages in the selected slots ([r, K] bool); own model if none is selected."""
     counts = jnp.sum(selected, axis=1)
@@ -88,6 +112,17 @@ def weighted_mean(inbox: Inbox, weights: Array) -> Array:
     return jnp.matmul(weights, inbox.sent, precision=HIGHEST)
 
 
+def towards(inbox: Inbox, weights: Array) -> Array:
+    """[r, d] own model + sum of weights [r, K] times (message - own model)."""
+    rest = 1 - jnp.sum(jnp.where(inbox.graph.mask, weights, 0), axis=1, keepdims=True)
+    return weighted_mean(inbox, weights) + rest * inbox.own
+
+
+def mean_with_own(inbox: Inbox, selected: Array) -> Array:
+    """[r, d] mean of own model and the messages in the selected slots ([r, K] bool)."""
+    return towards(inbox, selected / (jnp.sum(selected, axis=1, keepdims=True) + 1))
+
+
 def with_own(inbox: Inbox) -> Inbox:
     """The inbox with one more slot at the end, which holds the receiver's own model."""
     rows = len(inbox.sent) + jnp.arange(len(inbox.own), dtype=inbox.rows.dtype)
@@ -96,22 +131,38 @@ def with_own(inbox: Inbox) -> Inbox:
         sent=jnp.concatenate([inbox.sent, inbox.own]),
         rows=jnp.concatenate([inbox.rows, rows[:, None]], axis=1),
         graph=inbox.graph._replace(mask=jnp.concatenate([inbox.graph.mask, ones], axis=1)),
+        weights=jnp.concatenate([inbox.weights, own_weight(inbox)], axis=1),
+        benign=jnp.concatenate([inbox.benign, ones], axis=1),
     )
 
 
-def undefended_mean(inbox: Inbox) -> Array:
-    """[r, d] mean of all received messages, unchecked; a NaN affects only the receivers of that message."""
+def metropolis(graph: Graph, receivers: int) -> Array:
+    """[r, K] Metropolis weights 1 / (1 + max(|N_i|, |N_j|)) of the first r nodes' slots, 0 in empty slots."""
+    degree = jnp.sum(graph.mask, axis=1)
+    ids, mask = (a[:receivers] for a in graph)
+    return mask / (1 + jnp.maximum(degree[:receivers, None], degree[ids]))
+
+
+def own_weight(inbox: Inbox) -> Array:
+    """[r, 1] Metropolis weight of the receiver's own model: 1 minus the weights of its neighbours."""
+    return 1 - jnp.sum(inbox.weights, axis=1, keepdims=True)
+
+
+def undefended(inbox: Inbox, weights: Array, total: Array) -> Array:
+    """[r, d] sum of weights [r, K] times messages over total [r, 1], unchecked.
+
+    A NaN affects only the receivers of that message.
+    """
 
     def slot_by_slot():
-        def add(k, total):
+        def add(k, found):
             heard = inbox.graph.mask[:, k, None]
-            return total + jnp.where(heard, inbox.sent[inbox.rows[:, k]], 0)
+            return found + jnp.where(heard, weights[:, k, None] * inbox.sent[inbox.rows[:, k]], 0)
 
-        total = lax.fori_loop(0, inbox.rows.shape[1], add, jnp.zeros_like(inbox.own))
-        return total / jnp.sum(inbox.graph.mask, axis=1)[:, None]
+        return lax.fori_loop(0, inbox.rows.shape[1], add, jnp.zeros_like(inbox.own)) / total
 
     finite = jnp.all(jnp.isfinite(inbox.sent))
-    return lax.cond(finite, lambda: mean(inbox, inbox.graph.mask), slot_by_slot)
+    return lax.cond(finite, lambda: weighted_mean(inbox, weights / total), slot_by_slot)
 
 
 def ranks(values: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import jax.numpy as jnp
 from jax import Array
 
-from ubar_jax.registry import NoTraits, Number, Registry
+from ubar_jax.registry import LATER, NoTraits, Number, Registry
 
 if TYPE_CHECKING:
     import optax
@@ -38,11 +38,15 @@ def sgd() -> "optax.GradientTransformation":
 
 
 @optimizers.register
-def momentum(decay: Annotated[float, Number(0, 1, open_high=True)] = 0.9) -> "optax.GradientTransformation":
-    """Heavy-ball momentum."""
+def momentum(
+    decay: Annotated[float, Number(0, 1, open_high=True)] = 0.9,
+    dampening: Annotated[float, Number(0, 1, open_high=True), LATER] = 0.0,
+) -> "optax.GradientTransformation":
+    """Heavy-ball momentum: m becomes decay m + (1 - dampening) g; with dampening = decay a running mean."""
     import optax
 
-    return optax.trace(decay)
+    trace = optax.trace(decay)
+    return optax.chain(trace, optax.scale(1 - dampening)) if dampening else trace
 
 
 @optimizers.register

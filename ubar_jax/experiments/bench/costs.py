@@ -18,9 +18,9 @@ from ubar_jax.experiments.bench.measure import ready, seconds
 from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, ROUNDS, TRAINING
 from ubar_jax.parts import topology
 from ubar_jax.parts.aggregation import rules
-from ubar_jax.parts.byzantine import attacks
+from ubar_jax.parts.byzantine import attacks, first_memory, messages_of
 from ubar_jax.sweeps.plan import carry_out, make_plan
-from ubar_jax.types import View
+from ubar_jax.types import Start, View
 
 SWEEP: dict[str, tuple[Any, ...]] = {  # on digits
     "rule": ("average", "ubar", "dmedian"),
@@ -46,10 +46,10 @@ def attack_costs(repeats: int) -> dict[str, Any]:
     network = topology.erdos_renyi(0, (NODES, NODES), CONNECTION)
     benign_slots = topology.benign_slots(topology.to_arrays(network), NODES)
 
-    def rounds(attack):
+    def rounds(attack, memory):
         def play(arrays, count, numbers):
             def one(state, key):
-                own, told = state
+                own, told, memory = state
                 deployed = functools.partial(mix, (own, *arrays[1:]), count)
                 now = jnp.asarray(1000, jnp.int32)
                 graph = without_lost(arrays[1], own[:NODES], rules.parse("ubar"))
@@ -63,21 +63,24 @@ def attack_costs(repeats: int) -> dict[str, Any]:
                     t=now,
                     deployed=deployed,
                 )
-                return (0.999 * own, told + attack(key, view, **numbers)), None
+                sent, memory = attack(key, view, memory, **numbers)
+                return (0.999 * own, told + sent, memory), None
 
-            state = (arrays[0], jnp.zeros_like(arrays[0][NODES:]))
+            state = (arrays[0], jnp.zeros_like(arrays[0][NODES:]), memory)
             return lax.scan(one, state, jax.random.split(jax.random.key(0), ROUNDS))[0]
 
         return play
 
-    idle = ready(rounds(lambda key, view: view.own[NODES:]), (scene[:4], count, {}))
+    idle = ready(rounds(lambda key, view, memory: (view.own[NODES:], memory), ()), (scene[:4], count, {}))
     rows, of_a_step = {}, {}
     for name in attacks.parts:
         attack = attacks.parse(name)
         numbers: dict[str, float] = {}
         if setup := attack.traits.setup:
             numbers, _ = setup(network, NODES, NODES, 1000, rules.parse("ubar"), **attack.of(setup))
-        attacked = ready(rounds(attack), (scene[:4], count, numbers))
+        memory = first_memory(attack, Start(scene.own, scene.graph.mask.shape[1], NODES, jax.random.key(0)))
+        sent = functools.partial(messages_of, attack)
+        attacked = ready(rounds(sent, memory), (scene[:4], count, numbers))
         *training, without, taken = seconds([*steps, idle, attacked], repeats)
         rows[name] = (taken - without) / ROUNDS
         of_a_step[name] = [(taken - without) / step for step in training]

@@ -13,15 +13,22 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ubar_jax.engine.program import Learner, Program
-from ubar_jax.engine.round import losses_on, make_round, normalise
+from ubar_jax.engine.round import losses_on, make_round, normalise, ravel
 from ubar_jax.numerics import nn
 from ubar_jax.parts import topology
-from ubar_jax.parts.aggregation import aggregate, count_neighbours, make_inbox, rules
+from ubar_jax.parts.aggregation import (
+    aggregate,
+    count_neighbours,
+    first_memory,
+    losses_per_run,
+    make_inbox,
+    rules,
+)
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.parts.data import channel_statistics
 from ubar_jax.parts.optimisation import optimizers, schedules
 from ubar_jax.parts.tasks import make_task
-from ubar_jax.types import Data, Graph, Knobs, RoundState, Task
+from ubar_jax.types import Data, Drawn, Graph, Knobs, RoundState, Start, Task
 
 MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "cnn": (32, 32, 3)}  # shapes of the images
 POSITIONS = {"mlp": (), "lenet": (28 * 28, 10 * 10), "cnn": (32 * 32, 14 * 14)}  # outputs per convolution
@@ -135,22 +142,24 @@ def whole_round(scene: Scene, name: str) -> Work:
         batch=batch,
         chunk=1,
         ragged=False,
+        order=rules.parse(name).traits.orders[0],
     )
     step = make_round(program)
     params = jax.vmap(scene.unravel)(scene.own)
-    state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0))
+    memory = first_memory(program.rule, start_of(scene.own, scene.graph))
+    state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0), memory)
     knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
-    return step, (state, scene.data.shards, scene.data, scene.graph, knobs)
+    return step, (state, Drawn(scene.data.shards), scene.data, scene.graph, knobs, np.int32(ROUNDS))
 
 
 def several_rounds(scene: Scene, name: str) -> Work:
     """ROUNDS whole rounds in one program."""
-    step, (state, index, *rest) = whole_round(scene, name)
+    step, (state, drawn, *rest) = whole_round(scene, name)
 
-    def play(state, indices, *rest):
-        return jax.lax.scan(lambda state, index: step(state, index, *rest), state, indices)
+    def play(state, drawn, *rest):
+        return jax.lax.scan(lambda state, drawn: step(state, drawn, *rest), state, drawn)
 
-    return play, (state, jnp.stack([index] * ROUNDS), *rest)
+    return play, (state, jax.tree.map(lambda index: jnp.stack([index] * ROUNDS), drawn), *rest)
 
 
 def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -159,8 +168,13 @@ def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarr
     traits = rule.traits
     degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
     alpha = np.broadcast_to(traits.alpha(degree, **rule.of(traits.alpha)), degree.shape)
-    pairs = topology.round_up(int(np.sum(traits.pairs(degree, count))))
+    pairs = topology.round_up(losses_per_run(rule, degree, count))
     return count, alpha.astype(np.float32), pairs
+
+
+def start_of(own: jax.Array, graph: Graph) -> Start:
+    """What a rule with memory starts from."""
+    return Start(own, graph.mask.shape[1], 0, jax.random.key(0))
 
 
 def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarray]:
@@ -172,20 +186,31 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
 
     def mix(arrays, count, sent):
         own, graph, batch, own_loss = arrays
-        heard = Graph(*(a[:benign] for a in graph))
+        rule, own = rules.parse(name), own[:benign]
+        mine = tuple(leaf[:benign] for leaf in batch)
 
-        loss_of = functools.partial(losses_on, scene.task, scene.unravel, sent, batch)
+        def gradient():
+            models = jax.vmap(scene.unravel)(own)
+            return ravel(nn.each(jax.grad(scene.task.loss), models, *mine))[0]
+
         inbox = make_inbox(
-            own=own[:benign],
+            own=own,
             sent=sent,
-            graph=heard,
+            graph=graph,
+            benign=benign,
             count=count,
             t=jnp.zeros((), jnp.int32),
+            rounds=jnp.asarray(ROUNDS),
             own_loss=own_loss[:benign],
-            loss_of=loss_of,
+            loss_of=functools.partial(losses_on, scene.task, scene.unravel, sent, mine),
             pairs=pairs,
+            gradient=gradient,
+            update=-RATE * own,
+            learning_rate=jnp.float32(RATE),
+            classes=CLASSES,
+            key=jax.random.key(0),
         )
-        return aggregate(rules.parse(name), inbox)
+        return aggregate(rule, inbox, first_memory(rule, start_of(own, graph)))[:2]
 
     return mix, count
 

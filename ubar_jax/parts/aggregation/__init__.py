@@ -6,7 +6,7 @@ in listings and plots.
 """
 
 # isort: off
-from ubar_jax.parts.aggregation.base import Rule, aggregate, make_inbox, rules
+from ubar_jax.parts.aggregation.base import Rule, aggregate, first_memory, losses_per_run, make_inbox, rules
 from ubar_jax.parts.aggregation.counts import count_neighbours
 from ubar_jax.parts.aggregation import averaging
 from ubar_jax.parts.aggregation import two_stage
@@ -15,6 +15,10 @@ from ubar_jax.parts.aggregation import coordinatewise
 from ubar_jax.parts.aggregation import bulyan
 from ubar_jax.parts.aggregation import bridging
 from ubar_jax.parts.aggregation import geometric
+from ubar_jax.parts.aggregation import clipping
+from ubar_jax.parts.aggregation import proximity
+from ubar_jax.parts.aggregation import validation
+from ubar_jax.parts.aggregation import history
 
 __all__ = [
     "Rule",
@@ -22,8 +26,11 @@ __all__ = [
     "averaging",
     "bridging",
     "bulyan",
+    "clipping",
     "coordinatewise",
     "count_neighbours",
+    "first_memory",
     "geometric",
+    "losses_per_run",
 ]
-__all__ += ["krum", "make_inbox", "rules", "two_stage"]
+__all__ += ["history", "krum", "make_inbox", "proximity", "rules", "two_stage", "validation"]

@@ -8,13 +8,20 @@ weight of x_i in the update, from the degrees; `pairs`, the number of messages t
 batch, from (degree, count), by default none; `defends`, whether bad messages are dropped before the rule
 runs; `selects`, whether the rule accepts or rejects whole messages.
 
+`orders` are the orders of a round that the rule works with, its own first: `while` (the paper: gradient at
+x_i, mixing of x_j, then the step) and `then` (step first: own model and messages are x + u). `judges` are the
+examples on which it may take losses; a rule that asks for none need not name any.
+
+A rule with memory is registered with `init`, from a `Start` to its first memory, a pytree whose leaves have
+the receivers in front. It then is a function from (inbox, memory) to (mixed, info, memory).
+
 `info["selected"]` [r, K] marks the accepted slots, `info["candidates"]` [r, K] those kept by stage 1;
 coordinate-wise rules return neither.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +29,11 @@ from jax import Array
 
 from ubar_jax.numerics import linalg
 from ubar_jax.registry import Registry, Spec
-from ubar_jax.types import Graph, Inbox
+from ubar_jax.types import Graph, Inbox, Start
+
+Order = Literal["while", "then"]
+Judge = Literal["batch", "next", "held_out"]
+JUDGES: tuple[Judge, ...] = ("batch", "next", "held_out")
 
 
 @dataclass(frozen=True)
@@ -33,8 +44,18 @@ class RuleTraits:
     limit: Callable[..., Any] | None = None  # messages [r] -> largest count allowed [r]
     alpha: Callable[..., Any] = lambda degree: 0.5  # degree [r] -> weight of own model in the update
     selects: Callable[..., bool] = lambda: True  # whether it accepts or rejects whole messages
-    pairs: Callable[..., Any] = lambda degree, count: 0  # losses per node, from degree [r] and count [r]
+    pairs: Callable[..., Any] | None = None  # losses per node, from degree [r] and count [r]; None: no losses
     defends: bool = True  # whether bad messages are dropped before the rule runs
+    orders: tuple[Order, ...] = ("while", "then")  # the orders that it works with, its own first
+    judges: tuple[Judge, ...] | None = None  # the judges that it works with; None: all if it has pairs
+    init: Callable[..., Any] | None = None  # Start -> its first memory; None: it remembers nothing
+
+    @property
+    def judged_by(self) -> tuple[Judge, ...]:
+        """The judges that the rule works with; () if it takes no losses."""
+        if self.judges is None:
+            return () if self.pairs is None else JUDGES
+        return self.judges
 
 
 Rule = Spec[RuleTraits]
@@ -46,23 +67,69 @@ def make_inbox(
     own: Array,
     sent: Array,
     graph: Graph,
+    benign: int,
     count: Array,
     t: Array,
+    rounds: Array,
     own_loss: Array,
     loss_of: Callable[[Array, Array], Array],
     pairs: int,
+    gradient: Callable[[], Array],
+    update: Array,
+    learning_rate: Array,
+    classes: int,
+    key: Array,
     rows: Array | None = None,
 ) -> Inbox:
-    """The inbox of the receivers in `graph` [r, K]; by default a slot reads its sender's row of `sent`."""
-    degree = jnp.sum(graph.mask, axis=1)
-    rows = graph.neighbours if rows is None else rows
-    return Inbox(own, sent, rows, graph, degree, count, t, own_loss, loss_of, pairs)
+    """The inbox of the first r nodes of `graph` [n, K], r being the length of `own`.
+
+    By default a slot reads its sender's row of `sent`. The first `benign` nodes are benign.
+    """
+    heard = Graph(*(a[: len(own)] for a in graph))
+    return Inbox(
+        own=own,
+        sent=sent,
+        rows=heard.neighbours if rows is None else rows,
+        graph=heard,
+        degree=jnp.sum(heard.mask, axis=1),
+        count=count,
+        t=t,
+        own_loss=own_loss,
+        loss_of=loss_of,
+        pairs=pairs,
+        gradient=gradient,
+        update=update,
+        weights=linalg.metropolis(graph, len(own)),
+        benign=heard.neighbours < benign,
+        learning_rate=learning_rate,
+        rounds=rounds,
+        classes=classes,
+        key=key,
+    )
 
 
-def aggregate(rule: Rule, inbox: Inbox) -> tuple[Array, dict[str, Array]]:
-    """Apply a rule: drop bad messages if it defends; return x_i for receivers without any message left."""
+def losses_per_run(rule: Rule, degree: np.ndarray, count: np.ndarray) -> int:
+    """The number of losses that the rule asks for in one round, over all receivers."""
+    pairs = rule.traits.pairs
+    return 0 if pairs is None else int(np.sum(pairs(degree, count)))
+
+
+def first_memory(rule: Rule, start: Start) -> Any:
+    """What the rule remembers before round 0; () if it has no memory."""
+    init = rule.traits.init
+    return () if init is None else init(start, **rule.of(init))
+
+
+def aggregate(rule: Rule, inbox: Inbox, memory: Any = ()) -> tuple[Array, dict[str, Array], Any]:
+    """Apply a rule: (mixed, info, memory). Drops bad messages if it defends.
+
+    Receivers without any message left get x_i.
+    """
     if rule.traits.defends:
         inbox = linalg.drop_bad(inbox)
-    mixed, info = rule(inbox)
+    if rule.traits.init is None:
+        mixed, info = rule(inbox)
+    else:
+        mixed, info, memory = rule(inbox, memory)
     heard = jnp.any(inbox.graph.mask, axis=1)
-    return jnp.where(heard[:, None], mixed, inbox.own), info
+    return jnp.where(heard[:, None], mixed, inbox.own), info, memory

@@ -31,6 +31,15 @@ def ubar_loss(inbox: Inbox):
     return linalg.mean(inbox, good), {"selected": good}
 
 
+@rules.register(pairs=lambda degree, count: degree)
+def ubar_swapped(inbox: Inbox):
+    """Ablation of UBAR, its stages swapped: of the neighbours that pass the loss stage, the closer half."""
+    good = no_worse(inbox, inbox.graph.mask)
+    order = linalg.ranks(jnp.where(good, linalg.own_distances(inbox), jnp.inf))
+    near = good & (order < (jnp.sum(good, axis=1, keepdims=True) + 1) // 2)
+    return linalg.mean(inbox, near), {"candidates": good, "selected": near}
+
+
 def closest(inbox: Inbox) -> Array:
     """[r, K] the `count` neighbours closest to own model (UBAR, stage 1)."""
     near = linalg.ranks(linalg.own_distances(inbox)) < inbox.count[:, None]

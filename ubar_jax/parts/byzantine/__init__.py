@@ -6,7 +6,8 @@ plots.
 """
 
 # isort: off
-from ubar_jax.parts.byzantine.base import Attack, attacks, check_range, tailored_since
+from ubar_jax.parts.byzantine.base import Attack, attacks, check_range, first_memory, messages_of
+from ubar_jax.parts.byzantine.base import tailored_since
 from ubar_jax.parts.byzantine import simple
 from ubar_jax.parts.byzantine import moments
 from ubar_jax.parts.byzantine import unnoticed
@@ -14,13 +15,17 @@ from ubar_jax.parts.byzantine import fang
 from ubar_jax.parts.byzantine import imitation
 from ubar_jax.parts.byzantine import tailored
 from ubar_jax.parts.byzantine import timing
+from ubar_jax.parts.byzantine import history
 
 __all__ = [
     "Attack",
     "attacks",
     "check_range",
     "fang",
+    "first_memory",
+    "history",
     "imitation",
+    "messages_of",
     "moments",
     "simple",
     "tailored",

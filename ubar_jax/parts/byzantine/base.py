@@ -7,7 +7,9 @@ cannot change honest messages. Further traits: `trains`, whether the Byzantine n
 protocol (train on their share and apply the rule to what they receive), so that `view.own[view.benign:]` are
 their models; `poison`, how they change the labels they train on; `setup`, which runs once on the host with
 the network, checks the arguments and returns (traced numbers for the attack, notices). Real-valued arguments
-are traced, so one compiled program serves all their values.
+are traced, so one compiled program serves all their values. An attack with memory is registered with `init`,
+from a `Start` to its first memory, a pytree whose leaves have the attackers in front. It then is a function
+from (key, view, memory) to (messages, memory).
 
 Each description ends with what the attacker knows. mu and sigma are the mean and standard deviation per
 coordinate of the models that the attacker has seen, those of its benign neighbours.
@@ -17,7 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from jax import Array
+
 from ubar_jax.registry import ConfigError, Number, Registry, Spec
+from ubar_jax.types import Start, View
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class AttackTraits:
     poison: Callable[..., Any] | None = None  # labels [f, b], classes, t -> training labels
     setup: Callable[..., tuple[dict[str, float], list[str]]] | None = None  # network, n_b, f, rounds, rule ->
     # (further numbers for the attack, notices); runs once on the host, raises ConfigError if invalid
+    init: Callable[..., Any] | None = None  # Start -> its first memory; None: it remembers nothing
 
 
 Attack = Spec[AttackTraits]
@@ -37,6 +43,21 @@ attacks = Registry("attack", given=2, traits=AttackTraits)
 
 
 Positive = Annotated[float, Number(0, open_low=True)]
+
+
+def first_memory(attack: Attack, start: Start) -> Any:
+    """What the attack remembers before round 0; () if it has no memory."""
+    init = attack.traits.init
+    return () if init is None else init(start, **attack.of(init))
+
+
+def messages_of(
+    attack: Attack, key: Array, view: View, memory: Any = (), **numbers: Any
+) -> tuple[Array, Any]:
+    """(the attack's messages, what it remembers); `numbers` are its real-valued arguments."""
+    if attack.traits.init is None:
+        return attack(key, view, **numbers), memory
+    return attack(key, view, memory, **numbers)
 
 
 def tailored_since(attack: Attack) -> int | None:

@@ -14,10 +14,8 @@ from ubar_jax.types import View
 
 def _metropolis(view: View) -> tuple[Array, Array]:
     """([n_b, K] Metropolis weights of honest neighbours, [n_b, 1] total weight of Byzantine neighbours)."""
-    degree = jnp.sum(view.graph.mask, axis=1)
-    ids, mask = (a[: view.benign] for a in view.graph)
-    weights = mask / (1 + jnp.maximum(degree[: view.benign, None], degree[ids]))
-    honest = jnp.where(ids < view.benign, weights, 0)
+    weights = linalg.metropolis(view.graph, view.benign)
+    honest = jnp.where(view.graph.neighbours[: view.benign] < view.benign, weights, 0)
     return honest, jnp.sum(weights - honest, axis=1, keepdims=True)
 
 

@@ -1,16 +1,16 @@
 """Attacks that depend on the round or on a path in the graph."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import networkx as nx
 from jax import Array
 
 from ubar_jax.numerics import linalg
-from ubar_jax.parts.byzantine.base import attacks, check_range, tailored_since
+from ubar_jax.parts.byzantine.base import attacks, check_range, first_memory, messages_of, tailored_since
 from ubar_jax.registry import ConfigError, Number
-from ubar_jax.types import View
+from ubar_jax.types import Start, View
 
 
 def _sleeper_setup(network, benign, byzantine, rounds, rule, attack: str, start: int):
@@ -38,23 +38,34 @@ def _sleeper_poison(labels: Array, classes: int, t: Array, attack: str, start: i
     return jnp.where(t >= start, poison(labels, classes, t, **inner.of(poison)), labels)
 
 
-@attacks.register(trains=True, setup=_sleeper_setup, tailored=_sleeper_tailored, poison=_sleeper_poison)
+def _sleeper_init(start_of_run: Start, attack: str) -> Any:
+    return first_memory(attacks.parse(attack), start_of_run)
+
+
+@attacks.register(
+    trains=True,
+    setup=_sleeper_setup,
+    tailored=_sleeper_tailored,
+    poison=_sleeper_poison,
+    init=_sleeper_init,
+)
 def sleeper(
     key: Array,
     view: View,
+    memory: Any,
     attack: str = "alie",
     start: Annotated[int, Number(0, integer=True)] = 100,
     **numbers: Array,
-) -> Array:
+) -> tuple[Array, Any]:
     """Honest until round `start`, then another attack, as in sleeper(alie, start=50).
 
     Knows its own model before `start`, then what the other attack knows.
     """
     inner, honest = attacks.parse(attack), view.own[view.benign :]
-    awake = inner(key, view, **numbers)
+    awake, memory = messages_of(inner, key, view, memory, **numbers)
     if tailored_since(inner) is not None:
-        return jnp.concatenate([honest, awake])  # broadcast rows, then one row per receiver
-    return jnp.where(view.t >= start, awake, honest)
+        return jnp.concatenate([honest, awake]), memory  # broadcast rows, then one row per receiver
+    return jnp.where(view.t >= start, awake, honest), memory
 
 
 def _theorem1_setup(network, benign, byzantine, rounds, rule, target: int, size: float, start: int):
