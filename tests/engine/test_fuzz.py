@@ -68,6 +68,10 @@ def random_config(draw: random.Random) -> Config:
         eval_every=draw.choice([1, 2, 5]),
         eval_size=draw.choice([None, 1, 30, 1000]),
         seed=draw.randrange(3),
+        order=draw.choice([None, None, "while", "then"]),
+        local_steps=draw.choice([1, 1, 2]),
+        held_out=draw.choice([0.0, 0.5]),
+        judge=draw.choice(["batch", "batch", "next", "held_out"]),
     )
 
 

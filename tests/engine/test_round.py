@@ -169,6 +169,31 @@ def test_order_judge_and_local_steps_equal_a_numpy_loop_over_nodes(frame, attack
     check_twenty_rounds("ubar", attack, **FRAMES[frame])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", [name for name, part in rules.parts.items() if part.traits.orders[0] == "then"]
+)
+@pytest.mark.parametrize("attack", ["bit_flip", "frozen"])
+def test_rules_of_the_order_then_equal_a_numpy_loop_over_nodes(rule, attack):
+    check_twenty_rounds(rule, attack)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", ["zeno", "zeno_pp", "loss_gate", "ubar_swapped", "afa", "byrdie", "oracle", "gossip"]
+)
+def test_further_rules_equal_a_numpy_loop_over_nodes(rule):
+    judged = {"judge": "held_out", "held_out": 0.3} if rules.get(rule).traits.judged_by else {}
+    check_twenty_rounds(rule, "bit_flip", **judged)
+
+
+@pytest.mark.slow
+def test_monna_equals_a_numpy_loop_over_nodes():
+    check_twenty_rounds(
+        "nna", "bit_flip", optimizer="momentum(decay=0.99, dampening=0.99)", learning_rate=1.0
+    )
+
+
 @pytest.mark.parametrize("rule", ["ubar", "ubar_loss", "dkrum"])
 def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
     """`view.deployed` reuses the losses of honest messages; the round recomputes them: same result."""

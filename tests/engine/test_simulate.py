@@ -230,6 +230,18 @@ def test_optimizers_change_the_steps(optimizer):
         ({"model": "test_models:Users(foo=3)"}, "cannot be made"),
         ({"topology": "file(path=nets/a.txt)"}, "quote a value"),
         ({"topology": "small_world(degree=5)"}, "must be even"),
+        ({"judge": "held_out"}, "needs held-out examples; set held_out"),
+        ({"judge": "guess"}, "judge is 'batch' or 'next' or 'held_out'"),
+        (
+            {"judge": "held_out", "held_out": 0.05},
+            "held-out part is smaller than a batch: .*, of which 5 are",
+        ),
+        ({"held_out": 1.0}, r"held_out is a number in \[0, 1\)"),
+        ({"held_out": 0.99}, r"larger than a node's share: .*, of which 101 are held out"),
+        ({"order": "than"}, "order is 'while' or 'then' or None"),
+        ({"rule": "byrdie", "order": "then"}, "does not work with order='then'; it works with 'while'"),
+        ({"local_steps": 50}, "more than an epoch: .* take at most [0-9]+ local steps"),
+        ({"local_steps": 0}, "local_steps is an integer >= 1"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_compiled(change, message):
