@@ -213,7 +213,7 @@ def test_optimizers_change_the_steps(optimizer):
         ({"nodes": 40, "connection": 0.01}, r"in 1000 draws .* try --connection=0\.15 or more"),
         ({"batch_size": 500}, r"larger than a node's share: .* batch_size of at most 102"),
         ({"nodes": 2000, "batch_size": 1, "connection": 0.01}, "larger than a node's share"),
-        ({"rule": "ubra"}, r"unknown rule 'ubra' \(did you mean 'ubar'\?\); there are average"),
+        ({"rule": "ubra"}, r"unknown rule 'ubra' \(did you mean 'ubar'\?\); there are afa"),
         ({"rule": "ubar(roh=0.4)"}, r"no argument 'roh' \(did you mean 'rho'\?\)"),
         ({"rule": "ubar(rho=0.4"}, "malformed; write a name or name"),
         ({"rule": "ubar(rho=0.4, rho=0.5)"}, "malformed"),
