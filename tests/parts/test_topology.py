@@ -1,8 +1,12 @@
+import math
+
 import networkx as nx
 import numpy as np
 import pytest
 
-from ubar_jax.parts.topology import benign_slots, build, round_up, to_arrays, topologies
+from ubar_jax.numerics import linalg
+from ubar_jax.parts import topology
+from ubar_jax.parts.topology import benign_slots, build, numbers_of, round_up, to_arrays, topologies
 from ubar_jax.registry import ConfigError
 
 GENERATED = [name for name in topologies.parts if name != "file"]
@@ -128,3 +132,50 @@ def test_benign_neighbours_are_in_the_first_slots():
         benign = graph.mask & (graph.neighbours < 20)
         assert not benign[:, width:].any()
         assert benign.sum(1).max() == max(sum(v < 20 for v in network[u]) for u in network) <= width
+
+
+@pytest.mark.parametrize(
+    ("byzantine", "seed", "connectivity", "most", "mean", "share", "ties", "gap"),
+    [
+        (3, 0, 4.0, 3, 1.1, 0.71, 0, 0.26),
+        (3, 1, 5.8, 3, 1.1, 0.80, 0, 0.36),
+        (13, 0, 4.0, 9, 5, 0.47, 3, 0.21),
+        (13, 2, 6.2, 9, 5.6, 0.53, 0, 0.30),
+        (30, 0, 4.0, 19, 12, 0.28, 22, 0.15),
+        (30, 1, 5.8, 17, 12, 0.33, 15, 0.22),
+        (30, 2, 6.2, 19, 12.6, 0.33, 19, 0.22),
+    ],
+)
+def test_numbers_of_a_network_are_those_computed_by_others(
+    byzantine, seed, connectivity, most, mean, share, ties, gap
+):
+    """From a table of these networks that was computed independently, to the digits that it gives."""
+    graph = build(topologies.parse("erdos_renyi(connection=0.4)"), 30, byzantine, seed)
+    found = numbers_of(graph, 30)
+    assert found.algebraic_connectivity == pytest.approx(connectivity, abs=0.05)
+    assert found.most_byzantine_neighbours == most
+    assert found.mean_byzantine_neighbours == pytest.approx(mean, abs=0.5)
+    assert found.least_benign_share == pytest.approx(share, abs=0.005)
+    assert found.nodes_with_byzantine_majority_or_tie == ties
+    assert found.spectral_gap == pytest.approx(gap, abs=0.0051)
+
+
+def test_numbers_of_a_network_small_enough_to_check_by_hand():
+    """A path 0-1-2 of benign nodes; node 0 has two Byzantine neighbours, node 2 has one."""
+    graph = nx.Graph([(0, 1), (1, 2), (0, 3), (0, 4), (2, 3)])
+    found = numbers_of(graph, 3)
+    assert found[:3] == (2, pytest.approx(7 / 3), 3)
+    assert found[3:6] == (1, 2, pytest.approx(1 / 3))
+    assert found[6:8] == (1, 2)
+    assert found.algebraic_connectivity == pytest.approx(1)
+    slots = to_arrays(graph)
+    weights = np.zeros((3, 5))
+    np.add.at(weights, (np.arange(3)[:, None], slots.neighbours[:3]), np.asarray(linalg.metropolis(slots, 3)))
+    block = weights[:, :3] + np.diag(1 - weights[:, :3].sum(1))
+    assert found.spectral_gap == pytest.approx(1 - sorted(abs(np.linalg.eigvals(block)))[1], abs=1e-6)
+
+
+def test_eigenvalues_of_large_networks_are_left_out(monkeypatch):
+    monkeypatch.setattr(topology, "DENSE", 9)
+    graph = build(topologies.parse("ring"), 10, 2, seed=0)
+    assert [math.isnan(number) for number in numbers_of(graph, 10)] == [False] * 8 + [True] * 2

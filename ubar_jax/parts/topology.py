@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -18,6 +18,7 @@ from ubar_jax.registry import ConfigError, Number, Registry, Spec
 from ubar_jax.types import Graph
 
 DRAWS = 1000  # maximum number of random graphs drawn to find a connected one
+DENSE = 2000  # maximum number of benign nodes for which eigenvalues are computed
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,48 @@ def to_arrays(graph: nx.Graph) -> Graph:
 def largest_degree(graph: nx.Graph) -> int:
     """The largest degree of any node."""
     return max(degree for _, degree in graph.degree())
+
+
+class NetworkNumbers(NamedTuple):
+    """What a network is to its benign nodes i, with h_i benign and b_i Byzantine neighbours."""
+
+    least_degree: int  # degrees are h_i + b_i
+    mean_degree: float
+    largest_degree: int
+    mean_byzantine_neighbours: float  # of b_i
+    most_byzantine_neighbours: int
+    least_benign_share: float  # of h_i / (h_i + b_i)
+    nodes_with_byzantine_majority: int  # those with b_i > h_i
+    nodes_with_byzantine_majority_or_tie: int  # those with b_i >= h_i
+    algebraic_connectivity: float  # mu_2 of the benign nodes' Laplacian
+    spectral_gap: float  # 1 - |lambda_2| of the benign block of the Metropolis matrix, with the weights of
+    # Byzantine neighbours on the diagonal
+
+
+def numbers_of(graph: nx.Graph, benign: int) -> NetworkNumbers:
+    """The numbers of a network whose first nodes are benign; eigenvalues are NaN above DENSE benign nodes."""
+    h = np.array([sum(j < benign for j in graph[i]) for i in range(benign)])
+    degree = np.array([len(graph[i]) for i in range(benign)])
+    b = degree - h
+    connectivity = gap = math.nan
+    if benign <= DENSE:
+        links = nx.to_numpy_array(graph.subgraph(range(benign)), nodelist=range(benign), weight=None)
+        connectivity = float(np.linalg.eigvalsh(np.diag(h) - links)[1])
+        metropolis = links / (1 + np.maximum.outer(degree, degree))
+        metropolis += np.diag(1 - metropolis.sum(axis=1))
+        gap = 1 - float(np.sort(np.abs(np.linalg.eigvalsh(metropolis)))[-2])
+    return NetworkNumbers(
+        least_degree=int(degree.min()),
+        mean_degree=float(degree.mean()),
+        largest_degree=int(degree.max()),
+        mean_byzantine_neighbours=float(b.mean()),
+        most_byzantine_neighbours=int(b.max()),
+        least_benign_share=float((h / degree).min()),
+        nodes_with_byzantine_majority=int((b > h).sum()),
+        nodes_with_byzantine_majority_or_tie=int((b >= h).sum()),
+        algebraic_connectivity=connectivity,
+        spectral_gap=gap,
+    )
 
 
 def benign_slots(graph: Graph, benign: int) -> int:
