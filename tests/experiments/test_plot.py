@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
+from ubar_jax import simulate
 from ubar_jax.config import Config, canonical
 from ubar_jax.experiments import plot
 from ubar_jax.registry import ConfigError
@@ -189,6 +190,94 @@ def test_a_long_list_of_attacks_goes_down_the_heat_map():
     }
     assert shown.tolist() == [[numbers.get((a, r), "") for r in RULES] for a in attacks]
     assert shown[3, 2] == ""  # the missing run
+
+
+def bounds_at(runs):
+    """{(rule, attack, ratio, topology, judge, seed): digest of the run shown} of floor and ceiling."""
+    names = ("rule", "attack", "byzantine_ratio", "topology", "judge", "seed")
+    shown = [run for run in plot.with_bounds(runs) if run.config.rule in plot.BOUNDS]
+    found = {tuple(getattr(run.config, name) for name in names): run.digest for run in shown}
+    assert len(found) == len(shown)
+    return found
+
+
+def test_floor_and_ceiling_are_shown_where_their_settings_agree():
+    er, ratio = "erdos_renyi(connection=0.4)", {"byzantine_ratio": 0.4}
+    ruled = make_runs(rule=["ubar"], attack=["none", "alie", "ipm"], byzantine_ratio=[0.25, 0.4], seed=[0, 1])
+    alie, ipm = sorted({run.config.attack for run in ruled} - {"none"})
+    local = make_run(rule="local", attack="gaussian", **ratio)
+    oracle = make_run(rule="oracle", attack="ipm", **ratio)
+    calm = make_run(rule="local")
+    wanted = {("local", attack, 0.4, er, "batch", 0): local.digest for attack in (alie, ipm)}
+    wanted |= {("oracle", attack, 0.4, er, "batch", 0): oracle.digest for attack in (alie, ipm)}
+    wanted |= {("local", "none", 0, er, "batch", 0): calm.digest}  # not under attack: its shares are larger
+    assert bounds_at([*ruled, local, oracle, calm]) == wanted
+    # A run with exactly the settings comes first.
+    exact = make_run(rule="local", attack="alie", **ratio)
+    wanted[("local", alie, 0.4, er, "batch", 0)] = exact.digest
+    assert bounds_at([exact, *ruled, local, oracle, calm]) == wanted
+    assert (
+        bounds_at([*ruled, local, oracle, calm, exact])[("local", alie, 0.4, er, "batch", 0)] == exact.digest
+    )
+    # Only the floor holds for other topologies; both hold for every judge, and no other run is added.
+    ring = make_run(rule="ubar", attack="alie", topology="ring", **ratio)
+    assert bounds_at([ring, local, oracle]) == {
+        ("local", alie, 0.4, "ring", "batch", 0): local.digest,
+        ("oracle", ipm, 0.4, er, "batch", 0): oracle.digest,
+    }
+    judged = {"attack": "ipm", "held_out": 0.2, "judge": "held_out", **ratio}
+    held = [make_run(rule=rule, **judged) for rule in ("ubar", "local", "oracle")]
+    assert bounds_at(held) == {(r.config.rule, ipm, 0.4, er, "held_out", 0): r.digest for r in held[1:]}
+    assert plot.with_bounds(ruled) == ruled and plot.with_bounds([local, oracle]) == [oracle, local]
+
+
+def test_floor_and_ceiling_are_lines_behind_and_rules_keep_their_colours(runs):
+    more = make_runs(rule=["local", "oracle"], attack=["gaussian"], byzantine_ratio=[0.25, 0.4], seed=[0, 1])
+    before, after = (next(iter(plot.all_figures(group)))[1] for group in (runs, [*more, *runs]))
+    labels = [text.get_text() for text in after.legends[0].get_texts()]
+    assert labels == [*RULES, "ceiling (oracle)", "floor (local)"]
+    for old, axis in zip(before.get_axes(), after.get_axes(), strict=True):
+        lines = [line for line in axis.get_lines() if len(line.get_xydata())]
+        rules = [line for line in lines if line.get_marker() != "None"]
+        bounds = [line for line in lines if line.get_marker() == "None"]
+        assert [line.get_color() for line in rules] == list(plot.COLOURS[:3])
+        np.testing.assert_array_equal([line.get_xydata().T for line in rules], lines_of(old))
+        assert axis.get_title() == old.get_title() and len(axis.collections) == 3
+        assert len(bounds) == (0 if axis.get_title() == "attack none" else 2)
+        assert all(line.get_zorder() < rules[0].get_zorder() for line in bounds)
+    for bound, name in zip(bounds, ("local", "oracle"), strict=True):  # of bit_flip: the runs of gaussian
+        own = [r for r in more if (r.config.rule, r.config.byzantine_ratio) == (name, 0.4)]
+        np.testing.assert_allclose(bound.get_ydata(), np.mean([r.curves["worst"] for r in own], axis=0))
+
+
+@pytest.mark.parametrize(
+    "attacks", [["gaussian", "bit_flip"], ["gaussian", "bit_flip", "alie", "ipm", "mimic"]]
+)
+def test_heat_maps_have_the_ceiling_first_and_the_floor_last_set_apart(attacks):
+    rules = ["average", "local", "oracle", "dmedian"]
+    runs = make_runs(rule=rules, attack=attacks, byzantine_ratio=[0.25], seed=[0])
+    assert list(plot.final_worst(runs, "attack").index) == ["oracle", "average", "dmedian", "local"]
+    axis = plot.heat_map(runs, "attack").get_axes()[0]
+    upright = len(rules) >= len(attacks)
+    labels = axis.get_yticklabels() if upright else axis.get_xticklabels()
+    shown = ["ceiling (oracle)", "average", "dmedian", "floor (local)"]
+    assert [label.get_text() for label in labels] == shown
+    gaps = [line.get_ydata() if upright else line.get_xdata() for line in axis.get_lines()]
+    assert [gap[0] for gap in gaps] == [0.5, 2.5]
+    assert not plot.heat_map(runs[: len(attacks)], "attack").get_axes()[0].get_lines()
+
+
+@pytest.mark.slow
+def test_floor_and_ceiling_do_not_depend_on_the_settings_that_may_differ():
+    base = Config(attack="gaussian", byzantine_ratio=0.4, nodes=5, rounds=4, eval_every=2, batch_size=16)
+    changes = {"attack": "label_flip", "topology": "ring", "alpha": 0.3, "order": "then"}
+    for rule, bound in plot.BOUNDS.items():
+        config = dataclasses.replace(base, rule=rule)
+        curves = simulate(config).curves
+        for name in set(bound.free) - {"judge"}:  # a rule that takes no losses has no judge
+            other = simulate(dataclasses.replace(config, **{name: changes[name]})).curves
+            np.testing.assert_allclose(other["accuracy"], curves["accuracy"], atol=0.003)
+            np.testing.assert_allclose(other["consensus"], curves["consensus"], rtol=1e-4)
 
 
 def test_compilation_is_told_where_it_was_timed(runs):

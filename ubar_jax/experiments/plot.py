@@ -3,6 +3,7 @@
 Draws worst-node accuracy against epochs, one line per rule, in panels by two settings (--rows, --columns);
 heat maps of the final worst-node accuracy, rules by the setting of the columns, with their numbers as CSV;
 and for up to three runs every node's accuracy. There is one figure per value of any other varying setting.
+Runs of `local` and `oracle` are shown as floor and ceiling (see `with_bounds`).
 Prints the seconds per round; writes all runs of a folder to its runs.csv. Figures are PNG and PDF. Repeat
 --results to combine several folders.
 """
@@ -13,7 +14,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -35,6 +36,21 @@ STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True,
 STYLE |= {"savefig.bbox": "tight"}
 PLAIN = {**STYLE, "axes.grid": False}
 ROWS, COLUMNS = 6, 5  # most panels per figure
+
+
+class Bound(NamedTuple):
+    """How a baseline is shown, and which settings make no difference to it."""
+
+    label: str
+    dashes: str
+    place: int  # in heat maps: before (-1) or after (1) the rules
+    free: tuple[str, ...]
+
+
+BOUNDS = {
+    "oracle": Bound("ceiling (oracle)", "--", -1, ("attack", "judge")),
+    "local": Bound("floor (local)", ":", 1, ("attack", "judge", "topology", "alpha", "order")),
+}
 
 # Settings that panels may show. Lines are rules, bands are seeds; rho and connection are in the specs.
 SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
@@ -101,6 +117,33 @@ def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
+def with_bounds(runs: Sequence[Run]) -> list[Run]:
+    """The runs, with each of `local` and `oracle` copied to all settings of other rules that it holds for.
+
+    Neither of the two uses what Byzantine nodes send, nor takes losses: one run holds for every attack and
+    judge. `local` does not mix, so it also holds for every topology, alpha and order. All other settings
+    must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller shares of the
+    examples; hence runs without attackers do not hold for attacks. A run with exactly the settings comes
+    first. A run that holds for no settings of another rule stays where it is.
+    """
+
+    def key(config: Config, free: Sequence[str] = ()) -> tuple:
+        return tuple(getattr(config, name) for name in (*SETTINGS, "seed") if name not in free)
+
+    rules = [run for run in runs if run.config.rule not in BOUNDS]
+    wanted = {key(run.config): run.config for run in rules}.values()
+    found = list(rules)
+    for name, bound in BOUNDS.items():
+        own = [run for run in runs if run.config.rule == name]
+        exact, close = ({key(run.config, free): run for run in own} for free in ((), bound.free))
+        for config in wanted:
+            if run := exact.get(key(config)) or close.get(key(config, bound.free)):
+                found.append(run._replace(config=dataclasses.replace(config, rule=name)))
+        used = {key(config, bound.free) for config in wanted}
+        found += [run for run in own if key(run.config, bound.free) not in used]
+    return found
+
+
 def choose_panels(runs: Sequence[Run], rows: str | None, columns: str | None) -> tuple[str, str]:
     """The settings of rows and columns: as given, else those that vary (attack first, then ratio)."""
     if rows is not None and rows == columns:
@@ -137,15 +180,16 @@ def worst_accuracy(
 ) -> list[Figure]:
     """Worst-node accuracy: one line per rule, one panel per pair of values of `rows` and `columns`.
 
-    Lines are means over seeds; bands span the seeds. Columns that do not fit continue below, then in
-    another figure. `names` are the rules of all figures, so that a rule has the same colour everywhere.
+    Lines are means over seeds; bands span the seeds. Floor and ceiling have no band. Columns that do not fit
+    continue below, then in another figure. `names` are the rules of all figures, without floor and ceiling,
+    so that a rule has the same colour everywhere.
     """
     lines, steps, unit = settings(runs, rows), settings(runs, columns), time_unit(runs)
     strips_per_row = -(-len(steps) // COLUMNS)
     width = -(-len(steps) // strips_per_row)  # so that rows of panels have about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
     height = ROWS // len(lines) * len(lines) or ROWS
-    shown = [name for name in names if name in settings(runs, "rule")]
+    shown = [name for name in (*names, *BOUNDS) if name in settings(runs, "rule")]
     note = "one seed"
     if varying(runs, ["seed"]):
         note = f"mean of {seeds_of(runs, rows, columns)}, band from lowest to highest"
@@ -167,8 +211,8 @@ def worst_accuracy(
         axes[0, 0].set_ylim(-0.03, 1.03)
         figure.suptitle(f"{title}, {note}" if title else note, fontsize=9)
         figure.supylabel("worst benign node's test accuracy", fontsize=9)
-        handles = [axes[0, 0].plot([], [], **_style(names.index(name)))[0] for name in shown]
-        labels = [short("rule", name) for name in shown]
+        handles = [axes[0, 0].plot([], [], **_look(name, names))[0] for name in shown]
+        labels = [rule_label(name) for name in shown]
         figure.legend(handles, labels, loc="outside lower center", ncols=min(width, 4, len(shown)))
     return drawn
 
@@ -178,13 +222,28 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % 8], "marker": marker, "ls": DASHES[index % 8], "ms": 4, "lw": 1.2}
 
 
+def _look(rule: str, names: Sequence[str]) -> dict[str, Any]:
+    """The style of a rule's line; floor and ceiling are thin, grey, without markers and behind the rules."""
+    if rule in BOUNDS:
+        return {"color": "0.3", "ls": BOUNDS[rule].dashes, "lw": 1, "zorder": 1.8}
+    return _style(names.index(rule))
+
+
+def rule_label(rule: str) -> str:
+    """A rule in legends and heat maps."""
+    return BOUNDS[rule].label if rule in BOUNDS else short("rule", rule)
+
+
 def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
     if not runs:
         axis.text(0.5, 0.5, "no run", ha="center", transform=axis.transAxes, color="0.4")
     for labels, own in split(runs, ["rule"]):
-        index, x = names.index(labels["rule"]), times(own[0], unit)
+        rule, x = labels["rule"], times(own[0], unit)
         worst = np.stack([run.curves["worst"] for run in own])
-        apart = max(1, len(x) // 5)
+        if rule in BOUNDS:  # without a band: at close curves it would hide whose band is whose
+            axis.plot(x, worst.mean(0), **_look(rule, names))
+            continue
+        apart, index = max(1, len(x) // 5), names.index(rule)
         first = index % 4 * apart // 4  # so that markers of close lines do not overlap
         marked = [*range(first, len(x) - 1, apart), len(x) - 1]  # tables show the last point: always mark it
         axis.plot(x, worst.mean(0), markevery=marked, **_style(index))
@@ -199,9 +258,13 @@ def seeds_of(runs: Sequence[Run], *names: str) -> str:
 
 
 def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mean) -> pd.DataFrame:
-    """Final worst-node accuracy, rules by `columns`, mean over seeds; NaN where there is no run."""
-    down, across = (pd.Index(settings(runs, name), name=name) for name in ("rule", columns))
-    table = pd.DataFrame(index=down, columns=across)
+    """Final worst-node accuracy, rules by `columns`, mean over seeds; NaN where there is no run.
+
+    The ceiling is the first row and the floor the last.
+    """
+    rules = sorted(settings(runs, "rule"), key=lambda rule: BOUNDS[rule].place if rule in BOUNDS else 0)
+    across = pd.Index(settings(runs, columns), name=columns)
+    table = pd.DataFrame(index=pd.Index(rules, name="rule"), columns=across)
     for labels, group in split(runs, ["rule", columns]):
         table.loc[*labels.values()] = over_seeds([run.summary["worst"] for run in group])
     return table.astype(float)
@@ -219,12 +282,15 @@ def final_worst_spread(runs: Sequence[Run], columns: str) -> pd.DataFrame:
 def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     """Final worst-node accuracy in per cent, rules by `columns`; the longer list is vertical.
 
-    With several seeds, a cell shows the mean and, in brackets, the lowest and the highest.
+    With several seeds, a cell shows the mean and, in brackets, the lowest and the highest. Ceiling and floor
+    are set apart from the rules between them.
     """
     spread = bool(varying(runs, ["seed"]))
     tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max, len)]
-    tables = [t.rename(index=lambda v: short("rule", v), columns=lambda v: short(columns, v)) for t in tables]
-    table, low, high, count = [t.T if t.shape[1] > t.shape[0] else t for t in tables]
+    rules = list(tables[0].index)
+    tables = [t.rename(index=rule_label, columns=lambda v: short(columns, v)) for t in tables]
+    upright = len(rules) >= tables[0].shape[1]
+    table, low, high, count = [t if upright else t.T for t in tables]
     values, down, across = table.to_numpy(), table.index, table.columns
     cell = (0.75, 0.42) if spread else (0.55, 0.28)
     size = (1.6 + 0.075 * max(map(len, down)) + cell[0] * len(across), 1.4 + cell[1] * len(down))
@@ -240,6 +306,9 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
         if count.to_numpy()[i, j] > 1:
             text += f"\n({100 * low.to_numpy()[i, j]:.0f} to {100 * high.to_numpy()[i, j]:.0f})"
         axis.text(j, i, text, ha="center", va="center", color="white" if value < 0.5 else "black")
+    for i in range(1, len(rules)):
+        if rules[i - 1] == "oracle" or rules[i] == "local":
+            (axis.axhline if upright else axis.axvline)(i - 0.5, color="white", lw=5)
     seeds = f", mean (lowest to\nhighest) of {seeds_of(runs, columns)}" if spread else ""
     figure.colorbar(image, label=f"worst node's\naccuracy (cells: %{seeds})", pad=0.02)
     return figure
@@ -285,9 +354,10 @@ def all_figures(
     runs: Sequence[Run], rows: str | None = None, columns: str | None = None
 ) -> Iterator[tuple[str, Figure, pd.DataFrame | None]]:
     """(name, figure, numbers of a heat map or None), per combination of the other varying settings."""
-    runs = at_every_ratio(runs)
+    runs = at_every_ratio(with_bounds(runs))
     rows, columns = choose_panels(runs, rows, columns)
-    names, varied = settings(runs, "rule"), varying(runs, SETTINGS)
+    names = [name for name in settings(runs, "rule") if name not in BOUNDS]
+    varied = varying(runs, SETTINGS)
     for labels, group in split(runs, [name for name in varied if name not in (rows, columns)]):
         pages = worst_accuracy(group, rows, columns, names, words(labels))
         for number, figure in enumerate(pages, 1):
