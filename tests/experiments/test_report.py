@@ -122,6 +122,31 @@ def test_a_network_whose_file_was_edited_is_not_drawn(tmp_path):
         report.network(run)
 
 
+def test_the_numbers_of_networks_span_the_seeds():
+    lists = {"rule": ["ubar"], "attack": ["none", "gaussian"], "byzantine_ratio": [0.3], "seed": [0, 1, 2]}
+    runs = make_runs(**lists, nodes=[30]) + make_runs(**lists, topology=["complete"])
+    text = "".join(report.networks(runs))
+    heads = re.findall("<th>(.*?)</th>", text)
+    rows = [re.findall("<td>(.*?)</td>", line) for line in text.split("<tr>")]
+    rows = {tuple(row[:3]): dict(zip(heads[3:], row[3:], strict=True)) for row in rows if row}
+    assert list(rows) == [("erdos_renyi", "30", "0"), ("erdos_renyi", "30", "13")] + [
+        ("complete", "6", f) for f in ("0", "3")
+    ]
+    row = rows["erdos_renyi", "30", "13"]
+    assert row["least benign share"] == "0.471 to 0.545" and row["algebraic connectivity"] == "4.03 to 6.24"
+    assert row["nodes with Byzantine majority or tie"] == "0 to 3"
+    assert " ".join(rows["complete", "6", "3"].values()) == "8 8 8 3 3 0.625 0 0 6 0.667"
+    assert " ".join(rows["complete", "6", "0"].values()) == "5 5 5 0 0 1 0 0 6 1"
+
+
+def test_floor_and_ceiling_are_explained_where_they_are_shown(runs):
+    bounds = make_runs(rule=["local", "oracle"], attack=["gaussian"], byzantine_ratio=[0.4])
+    bounds[0].curves["accepted"][:] = 0
+    assert "the floor is `local`" not in report.page(runs[-1:], [])
+    text = report.page([*bounds, *runs[-1:]], [])
+    assert "the floor is `local`" in text and "No whole message was accepted by dmedian:" in text
+
+
 def test_accepted_edges_are_shares_of_rounds_and_blank_between_strangers():
     run = make_run(attack="gaussian", byzantine_ratio=0.4, seed=1)
     axis = report.accepted_edges([run]).get_axes()[0]

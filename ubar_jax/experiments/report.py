@@ -1,8 +1,8 @@
 """One self-contained HTML page of results: `python -m ubar_jax.experiments.report --results=FOLDER`.
 
 Writes report.html: a summary table, all figures of `plot` (with its flags --rows and --columns), the networks
-with their attackers, every node's accuracy and the accepted messages in each rule's worst run, notices,
-times, command, date and versions. Repeat --results to combine several folders.
+with their attackers and numbers, every node's accuracy and the accepted messages in each rule's worst run,
+notices, times, command, date and versions. Repeat --results to combine several folders.
 """
 
 import base64
@@ -43,6 +43,7 @@ table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tab
 th, td {{ border-bottom: 1px solid #ccc; padding: 0.2rem 1rem 0.2rem 0; text-align: left }}
 th, td {{ white-space: nowrap }}
 .wrap td {{ white-space: normal; vertical-align: top }}
+.heads th {{ white-space: normal; vertical-align: bottom }}
 pre {{ background: #f2f2f2; padding: 0.6rem; white-space: pre-wrap }}
 </style></head>
 <body>
@@ -57,7 +58,14 @@ highest seed), and the mean over all benign nodes."""
 NOTICES = "Changes and remarks by the simulator, and in how many runs."
 FIGURES = """Accuracy of the worst benign node. Runs without attackers have no Byzantine ratio and are shown
 at every ratio. Heat maps are drawn if both the rules and the setting of the columns vary."""
+BOUNDS = """The ceiling is `oracle`, the mean with the truly benign neighbours; the floor is `local`, no
+exchange. Both are runs, so a rule may cross them."""
 NETWORKS = "One network per topology, number of nodes and number of attackers, each at its first seed."
+NUMBERS = f"""Numbers of the benign nodes; lowest to highest where seeds differ. Degrees count all neighbours.
+Byzantine majority: more Byzantine than benign neighbours. Algebraic connectivity: second smallest eigenvalue
+of the benign nodes' Laplacian. Spectral gap: 1 - |second eigenvalue| of the benign block of the Metropolis
+matrix, with the weights of Byzantine neighbours on the diagonal. Both are left out above {topology.DENSE}
+benign nodes."""
 NODES = "One run per rule: that with the lowest final worst-node accuracy, over all settings and seeds."
 EDGES = """The same runs: share of rounds in which a node (row) accepted the message of a neighbour (column).
 Byzantine senders are to the right of the line, under the bar. Blank: not neighbours."""
@@ -74,10 +82,11 @@ def page(
         min(group, key=lambda run: (run.summary["worst"], run.config.seed))
         for _, group in plot.split(runs, ["rule"])
     ]
+    bounded = any(run.config.rule in plot.BOUNDS for run in runs)
     figures = [image(name, figure) for name, figure, _ in plot.all_figures(runs, rows, columns)]
     sections = {
         "Summary": [text(SUMMARY), *summary(runs), *failures(folders)],
-        "Figures": [text(FIGURES), *figures],
+        "Figures": [text(f"{FIGURES} {BOUNDS}" if bounded else FIGURES), *figures],
         "Networks": [text(NETWORKS), *networks(runs)],
         "Every node": [text(NODES), image("accuracy of every benign node", plot.node_accuracy(worst))],
         "Accepted edges": [text(EDGES), *accepted(worst)],
@@ -120,17 +129,17 @@ def notices(runs: Sequence[Run]) -> list[str]:
     for notice, group in told.items():
         attacks = ", ".join(plot.short("attack", value) for value in plot.settings(group, "attack"))
         lines.append({"runs": len(group), "attacks": attacks, "notice": notice})
-    return [table(pd.DataFrame(lines), wrap=True)]
+    return [table(pd.DataFrame(lines), "wrap")]
 
 
 def text(words: str, tag: str = "p") -> str:
     return f"<{tag}>{html.escape(words)}</{tag}>\n"
 
 
-def table(frame: pd.DataFrame, wrap: bool = False) -> str:
+def table(frame: pd.DataFrame, classes: str | None = None) -> str:
     look = {"border": 0, "justify": "left", "na_rep": "", "float_format": "{:.4f}".format}
     with pd.option_context("display.max_colwidth", None):
-        inside = frame.to_html(index=False, classes="wrap" if wrap else None, **look)
+        inside = frame.to_html(index=False, classes=classes, **look)
     return f'<div class="wide">{inside}</div>\n'
 
 
@@ -178,17 +187,34 @@ def network(run: Run) -> nx.Graph:
 
 
 def networks(runs: Sequence[Run]) -> list[str]:
-    """Drawings of the runs' networks; names those that cannot be built again."""
-    first: dict[tuple[str, int, int], Run] = {}
-    graphs, lost = [], []
+    """Drawings and numbers of the runs' networks; names those that cannot be built again."""
+    kinds: dict[tuple[str, int, int], dict[int, Run]] = collections.defaultdict(dict)
+    drawn, lines, lost = [], [], []
     for _, (run, *_) in plot.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
-        first.setdefault((run.config.topology, run.config.nodes, run.config.byzantine), run)
-    for run in first.values():
+        kind = run.config.topology, run.config.nodes, run.config.byzantine
+        kinds[kind].setdefault(run.config.seed, run)
+    for (spec, benign, byzantine), seeds in kinds.items():
+        first, *others = seeds.values()
         try:
-            graphs.append((run, network(run)))
+            graph = network(first)
+            numbers = [topology.numbers_of(g, benign) for g in (graph, *map(network, others))]
         except ConfigError as error:  # a plugin's topology, or a missing graph file
-            lost.append(text(f"{run.config.topology} cannot be drawn: {error}"))
-    return ([image("networks with their attackers", draw_networks(graphs))] if graphs else []) + lost
+            lost.append(text(f"{spec} cannot be drawn: {error}"))
+            continue
+        drawn.append((first, graph))
+        lines.append({"topology": plot.short("topology", spec), "benign": benign, "Byzantine": byzantine})
+        for name, values in zip(topology.NetworkNumbers._fields, zip(*numbers, strict=True), strict=True):
+            lines[-1][name.replace("_", " ").replace("byzantine", "Byzantine")] = span(values)
+    if not drawn:
+        return lost
+    picture = image("networks with their attackers", draw_networks(drawn))
+    return [picture, text(NUMBERS), table(pd.DataFrame(lines), "heads"), *lost]
+
+
+def span(values: Sequence[float]) -> str:
+    """'4.03', or '4.03 to 6.24' if values differ; empty if there is none."""
+    ends = [f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in (min(values), max(values)) if not np.isnan(v)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 @matplotlib.rc_context(plot.PLAIN)
@@ -220,6 +246,7 @@ def accepted(runs: Sequence[Run]) -> list[str]:
     """The figure of accepted edges, and the names of rules that have none."""
     selecting = [run for run in runs if run.curves["accepted"].any()]
     others = [plot.short("rule", run.config.rule) for run in runs if not run.curves["accepted"].any()]
+    others = [rule for rule in others if rule != "local"]  # it takes no message at all
     parts = [image("accepted edges", accepted_edges(selecting))] if selecting else []
     if others:
         why = "a coordinate-wise rule mixes values of all messages"
