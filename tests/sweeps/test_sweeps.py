@@ -203,6 +203,13 @@ def test_a_table_of_all_runs(tmp_path):
         assert row.seconds == pytest.approx(sum(summary["seconds"].values()), abs=1e-3)
 
 
+def test_whole_numbers_in_the_table_stay_whole():
+    summary = {"worst": 0.5, "mean": 0.6, "diverged": None, "seconds": {"rounds": 1.0}}
+    runs = [results.Run(Config(eval_size=size), {}, summary, str(size)) for size in (501, None)]
+    text = results.table(runs)[["digest", "nodes", "eval_size", "seed"]].to_csv(index=False)
+    assert text.splitlines()[1:] == ["501,10,501,0", "None,10,,0"]
+
+
 def test_a_line_every_so_often_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.2)
     with progress.progress_bar(200) as bar:

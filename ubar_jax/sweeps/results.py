@@ -199,7 +199,7 @@ def table(runs: Sequence[Run]) -> "pd.DataFrame":
         rows[-1] |= {name: round(run.summary[name], 6) for name in ("worst", "mean")}
         rows[-1] |= {"seconds": round(sum(run.summary["seconds"].values()), 3)}
         rows[-1] |= {"diverged": "at round {}, node {}".format(*said) if said else ""}
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"eval_size": "Int64"} if rows else {})  # some may have none
 
 
 def write_table(folder: Path) -> Path:
