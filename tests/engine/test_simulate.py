@@ -58,7 +58,7 @@ def test_a_chunk_is_one_program_without_callbacks():
 
 @pytest.mark.medium
 @pytest.mark.parametrize("keeps", [False, True])
-def test_the_device_goes_on_while_the_host_reads(monkeypatch, keeps):
+def test_the_next_chunk_is_launched_before_this_one_is_fetched(monkeypatch, keeps):
     """Six rounds, two per chunk. A checkpoint needs the models, which the next chunk overwrites."""
     events, experiment = [], prepare(BASE)
 

@@ -72,8 +72,8 @@ def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
         np.testing.assert_array_equal(got.curves["accepted"], expected.accepted)
 
     [first, second] = in_packs(grouped([prepare(c) for c in configs[:4]])[0], 3)
-    for batch in (first, second):
-        for experiment, result in zip(batch, run(batch), strict=True):
+    for pack in (first, second):
+        for experiment, result in zip(pack, run(pack), strict=True):
             expected = alone[experiment.config]
             for a, b in zip(*(jax.tree.leaves(r.state.params) for r in (result, expected)), strict=True):
                 np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
     configs = varied(seed=[0, 1])
 
     def interrupted(folder):
-        [batch] = in_packs([prepare(c) for c in configs], 2)
+        [pack] = in_packs([prepare(c) for c in configs], 2)
         keep = checkpoints.writing(folder, [c.digest() for c in configs], 0)
 
         def stop(state):
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run(batch, checkpointing=keep._replace(save=stop))
+            run(pack, checkpointing=keep._replace(save=stop))
         return [p for p in (folder / checkpoints.FOLDER).rglob("*") if p.is_file()]
 
     def finish(folder):
@@ -253,10 +253,10 @@ print(made.cached)
     assert len(entry.read_bytes()) > 700
 
 
-def test_batches_are_of_equal_length_and_data():
+def test_runs_of_a_pack_have_equal_rounds_and_data():
     experiments = [prepare(c) for c in varied(rounds=[4, 5]) + varied(eval_size=[50, 60])]
     assert len(grouped(experiments)) == 1
-    assert [len(set(e.config for e in b)) for b in in_packs(experiments, 4)] == [1, 1, 1, 1]
+    assert [len(set(e.config for e in pack)) for pack in in_packs(experiments, 4)] == [1, 1, 1, 1]
     longer = estimate(grouped([prepare(c) for c in varied(rounds=[400_000])]))
     assert 5 < estimate(grouped(experiments)) < 60 < longer
 
