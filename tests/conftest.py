@@ -20,5 +20,14 @@ def tfds_dir(monkeypatch):
 
 def slowly(*values):
     """Values of a parameter whose tests are slow; several numbers per test are given as a tuple."""
-    marked = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*value, marks=pytest.mark.slow) for value in marked]
+    return _marked(values, pytest.mark.slow)
+
+
+def not_quickly(*values):
+    """Values of a parameter whose tests are not among the quick ones, given as to `slowly`."""
+    return _marked(values, pytest.mark.medium)
+
+
+def _marked(values, mark):
+    given = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=mark) for value in given]

@@ -115,7 +115,7 @@ def check_many(seed: int, count: int) -> None:
 
 @pytest.mark.medium
 def test_random_settings():
-    check_many(0, 6)
+    check_many(0, 3)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_evaluation_of_any_number_of_examples(size):
         assert float(got["loss"][i]) == pytest.approx(float(task.loss(one, normalise(scale, x), y)), rel=1e-5)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_whose_test_set_is_not_a_multiple_of_the_forward_pass():
     base = dataclasses.replace(BASE, dataset="synthetic(examples=3000, size=2)", attack="none", rounds=2)
     assert simulate(base).curves["accuracy"].shape == (2, 10)

@@ -56,6 +56,7 @@ def assert_same(folder: Path, other: Path):
         }
 
 
+@pytest.mark.slow
 def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
     configs = varied(seed=[0, 1, 2]) + varied(learning_rate=[0.1]) + varied(rounds=[4], alpha=[0.7])
     configs += varied(attack=["gaussian(std=3)", "ipm(eps=0.3)", "ipm(eps=0.7)"])
