@@ -74,6 +74,7 @@ def test_no_object_has_the_name_of_a_module():
             assert key not in names or inspect.ismodule(value), f"{name}.{key} has the name of a module"
 
 
+@pytest.mark.medium
 def test_a_picture_does_not_load_the_engine():
     code = "import sys, ubar_jax.experiments.plot; print([m for m in sys.modules if 'ubar_jax.engine' in m])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

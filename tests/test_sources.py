@@ -140,6 +140,7 @@ def test_an_edited_rule_is_a_new_run(plugin, before, after, new):
     assert (plugin(PLUGIN) != plugin(PLUGIN.replace(before, after))) == new
 
 
+@pytest.mark.medium
 def test_the_digest_is_the_same_in_every_process(tmp_path):
     """Neither addresses nor the order of a set, which differs between processes, are in it."""
     (tmp_path / "edited.py").write_text(PLUGIN)

@@ -125,6 +125,7 @@ def test_a_run_whose_test_set_is_not_a_multiple_of_the_forward_pass():
     assert simulate(dataclasses.replace(base, eval_size=501)).curves["accuracy"].shape == (2, 10)
 
 
+@pytest.mark.medium
 def test_before_the_first_round_one_node_stands_for_all():
     config = dataclasses.replace(BASE, topology="complete")
     result, experiment = simulate(config), prepare(config)
@@ -136,6 +137,7 @@ def test_before_the_first_round_one_node_stands_for_all():
     assert result.curves["consensus"][0] == 0
 
 
+@pytest.mark.medium
 def test_a_long_compilation_is_announced(monkeypatch, capsys):
     module = sys.modules["ubar_jax.engine.simulation"]
     compile_it = module.compiled_chunk

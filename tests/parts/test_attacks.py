@@ -379,6 +379,7 @@ def test_every_receiver_is_told_its_own_lie(attack, spies):
     np.testing.assert_allclose(after[told], np.stack([plain[i] for i in told]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.medium
 def test_a_sleeping_dissensus_is_honest(spies):
     before, after, view = one_round("spy_bad", "sleeper(dissensus, start=1)")
     for i in range(6):

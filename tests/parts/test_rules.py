@@ -129,6 +129,7 @@ def test_n_hat_is_the_papers_equation_guarded_and_clipped():
     np.testing.assert_array_equal(tolerated(1 / 2)(degree, none, 0.4, 0.1), -(-degree // 10))
 
 
+@pytest.mark.medium
 def test_at_rho_04_bridge_is_the_median_and_bulyan_below_degree_7_the_mean():
     """A consequence of the paper's equation; `byzantine="oracle"` gives the rules as intended."""
     named = {name: rules.parse(name) for name in ("bridge", "dmedian", "dbulyan", "average")}
@@ -164,6 +165,7 @@ def test_ties_go_to_the_smallest_sender():
     st.integers(0, 10**6),
     st.floats(-1e6, 1e6, width=32),
 )
+@pytest.mark.medium
 def test_a_minority_cannot_push_a_coordinate_out_of_the_honest_range(spec, seed, push):
     """Coordinate-wise rules guarantee this wherever attackers are fewer than half of the neighbours."""
     rule = rules.parse(spec)
