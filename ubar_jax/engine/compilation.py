@@ -163,16 +163,22 @@ def statistics_of(data: Data) -> Data:
 
 
 def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
-    hits = []
-    listener = lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits")  # noqa: E731
-    jax.monitoring.register_event_listener(listener)
-    try:
-        lowered = trace().lower()
-        del hits[:]  # hits of constants computed while tracing
-        call = lowered.compile()
-    finally:
-        jax.monitoring.unregister_event_listener(listener)
-    return Compiled(call, any(hits))
+    lowered = trace().lower()
+    before = _hits()[0]  # without hits of constants computed while tracing
+    call = lowered.compile()
+    return Compiled(call, _hits()[0] > before)
+
+
+@functools.cache
+def _hits() -> list[int]:
+    """[number of programs found in the persistent cache], counted by a listener that jax 0.7 cannot remove."""
+    count = [0]
+
+    def listen(event: str, **_) -> None:
+        count[0] += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_listener(listen)
+    return count
 
 
 def _stacked(tree, *axes: int):
