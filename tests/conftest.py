@@ -5,6 +5,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ["UBAR_DOWNLOAD"] = "false"  # tests of downloads turn it on, with a server of their own
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import datetime
 import importlib
 import importlib.util
 import itertools
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from ubar_jax.config import REGISTRIES, Config, Resolved, resolve
 from ubar_jax.engine.compilation import use_cache
 from ubar_jax.experiments import command
 from ubar_jax.files import write_json
+from ubar_jax.parts import download
 from ubar_jax.registry import ConfigError, shown
 from ubar_jax.sweeps import results
 from ubar_jax.sweeps.groups import choose_width, estimate
@@ -100,6 +102,7 @@ flags.DEFINE_bool(
 flags.DEFINE_integer("width", None, "Runs of a group side by side; default: 1 on a CPU.", lower_bound=1)
 flags.DEFINE_float("checkpoint_seconds", 60, "Minimum number of seconds between two checkpoints.")
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
+flags.DEFINE_bool("download", True, "Download and prepare a tfds set that is missing; not in a dry run.")
 flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers your own parts.")
 flags.register_validator("checkpoint_seconds", lambda v: v >= 0, message="must be a number >= 0")
 command.must_be_named("results")
@@ -197,6 +200,8 @@ def _seed(text: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
+    if not values.download or values.dry_run:
+        os.environ[download.SWITCH] = "false"  # for this process and its workers
     for name in values.plugin:
         load_plugin(name)
     if argv[1:] == ["list"]:

@@ -1,12 +1,14 @@
 """Data sets as uint8 arrays, and their split over the nodes.
 
 `digits` comes with scikit-learn and `synthetic` is generated. Every other name is read from a prepared tfds
-folder and then cached as plain arrays in the user's cache folder (tfds takes about 0.3 ms per image).
+folder, which `download` fills if the set is missing, and then cached as plain arrays in the user's cache
+folder (tfds takes about 0.3 ms per image).
 """
 
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 
 from ubar_jax.files import atomic_write, cache_dir
 from ubar_jax.memory import check_fits, host_memory
+from ubar_jax.parts import download
 from ubar_jax.registry import ConfigError, NoTraits, Number, Registry, listed, nearest
 
 datasets = Registry("dataset", given=0, traits=NoTraits)
@@ -132,23 +135,29 @@ def data_dir() -> Path:
 
 
 def from_tfds(name: str) -> Dataset:
-    """Read a prepared tfds set, without TensorFlow; from the cache if possible."""
-    infos = sorted(data_dir().glob(f"{name}/*/dataset_info.json"))
-    if not infos:
+    """Read a tfds set, without TensorFlow, from the cache if possible; a missing one is prepared first."""
+    if not download.prepared(name, data_dir()) and (why_not := download.prepare(name, data_dir())):
         raise ConfigError(
             f"dataset {name!r} was not found: looked in {data_dir().absolute()} for a prepared tfds "
-            f"set{nearest(name, datasets.parts)}. Either set TFDS_DATA_DIR to a folder that contains "
-            f"it, or prepare it once with\n"
+            f"set{nearest(name, datasets.parts)}. {why_not} Either set TFDS_DATA_DIR to a folder that "
+            f"contains it, or prepare it once with\n"
             f"    pip install 'ubar_jax[prepare]' && tfds build {name} --file_format=array_record\n"
             f"Available without a download: {listed(set(datasets.parts) - {f.__name__ for f in _BY_TFDS})}"
         )
-    info = infos[-1]
+    info = download.prepared(name, data_dir())[-1]
     stamp = f"{info.absolute()} {info.stat().st_mtime_ns}"
     digest = hashlib.sha256(stamp.encode()).hexdigest()[:12]
     kept = cache_dir() / "data" / f"{name.replace('/', '-')}-{info.parent.name}-{digest}.npz"
     if kept.exists():
         with np.load(kept) as arrays:
             return Dataset(**{k: arrays[k] for k in Dataset._fields[:4]}, classes=int(arrays["classes"]))
+    if not any(info.parent.glob("*array_record*")):
+        found = json.loads(info.read_text()).get("fileFormat", "tfrecord")
+        raise ConfigError(
+            f"dataset {name!r} is prepared in {info.parent.absolute()} as {found}, which can be read only with "
+            "TensorFlow; it must be array_record. Remove that folder and run the same command, or set "
+            "TFDS_DATA_DIR to another folder: the set is then prepared anew"
+        )
     dataset = _read_tfds(name)
     with contextlib.suppress(OSError):  # without a cache the next read only takes longer
         atomic_write(kept, lambda f: np.savez(f, **dataset._asdict()))
