@@ -75,9 +75,16 @@ def _members(thing: Any, home: str | None) -> Iterator[tuple[str, Any]]:
 
 def _text(thing: Any) -> str:
     try:
-        return inspect.getsource(thing)
+        return _source(thing)
     except (OSError, TypeError):  # defined in an interpreter: no source file
         return f"{thing.__qualname__} {_bytecode(getattr(thing, '__code__', None))}"
+
+
+def _source(thing: Any) -> str:
+    code = getattr(thing, "__code__", None)
+    if code is not None and code.co_filename == "<string>":
+        raise OSError("no source file")  # Python 3.13 would give the text of `python -c`, whatever it is
+    return inspect.getsource(thing)
 
 
 def _bytecode(code: CodeType | None) -> str:
@@ -106,7 +113,7 @@ def _is_function(thing: Any) -> bool:
 def _names(thing: Any) -> set[str]:
     """The names in the text of a function or class."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+        tree = ast.parse(textwrap.dedent(_source(thing)))
     except (OSError, TypeError, SyntaxError):  # no source file, or a lambda amid an expression
         return _code_names(thing.__code__) if _is_function(thing) else set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

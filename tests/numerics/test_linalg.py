@@ -39,7 +39,9 @@ def test_equal_messages_have_distance_zero_and_equal_distances():
     sent[6:] = sent[5]
     between = np.asarray(linalg.slot_distances(make_inbox(sent[:5], sent)))[0]
     assert between[5, 6] == between[7, 8] == 0
-    np.testing.assert_array_equal(between[:5, 5], between[:5, 8])
+    # The products of jax 0.7 round the last columns of a matrix differently, by one unit in the last place.
+    exact = jax.__version_info__ >= (0, 9)
+    np.testing.assert_allclose(between[:5, 5], between[:5, 8], rtol=0 if exact else 2e-7)
 
 
 @pytest.mark.parametrize("d", [1, 63, 64, 65, 1000, 1024])
