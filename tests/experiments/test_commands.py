@@ -12,6 +12,7 @@ from absl import flags
 from conftest import slowly
 
 from ubar_jax.experiments import command, sweep
+from ubar_jax.parts import download
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +56,8 @@ def call(capsys, monkeypatch, tmp_path):
         (["--flagfile="], "--flagfile is empty"),
         (["--flagfile"], "--flagfile is empty"),
         (["--flagfile=gone.flags"], "flagfile 'gone.flags' cannot be read (No such file or directory)"),
+        (["--flagfile=gone"], "among the shipped ones: attacks, digits, mnist, quickstart, seeds"),
+        (["--flagfile=experiments/quickstart"], "cannot be read (No such file or directory)"),
         (["--flagfile=loop.flags"], "flagfile 'loop.flags' includes itself"),
         (["--flagfile=."], "cannot be read (Is a directory)"),
         (["--flagfile=binary.flags"], "it is not a text file"),
@@ -124,6 +127,31 @@ def test_flagfiles_in_flagfiles_stand_where_they_are_named(tmp_path, monkeypatch
     args = ["--x=1", "--flagfile", "a.flags", "--flagfile=b.flags", "--", "--flagfile=gone"]
     wanted = ["--x=1", "--rule=a", "--rule=b", "--rule=c", "--rule=b", "--", "--flagfile=gone"]
     assert command.expanded(args) == wanted
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.flags"])
+def test_a_shipped_flagfile_is_found_by_its_name(call, name, tmp_path):
+    (tmp_path / "quickstart").mkdir()  # a folder of that name is no flagfile
+    code, out, _ = call("--dry_run", f"--flagfile={name}", "--results=out")
+    assert code == 0 and "6 runs to do" in out
+
+
+def test_a_file_goes_before_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "--rounds=300" in command.expanded(["--flagfile=quickstart"])
+    (tmp_path / "quickstart").write_text("--rule=mine\n--flagfile=quickstart.flags\n")
+    assert command.expanded(["--flagfile=quickstart"])[:2] == ["--rule=mine", "--rule=ubar(rho=0.4)"]
+
+
+def test_downloads_are_turned_off_by_a_flag_and_in_a_dry_run(call, monkeypatch):
+    for args in (["--download=false", "list"], ["--dry_run"]):
+        monkeypatch.delenv("UBAR_DOWNLOAD")
+        assert download.allowed()
+        assert call(*args)[0] == 0
+        assert not download.allowed()
+    monkeypatch.delenv("UBAR_DOWNLOAD")
+    call("list")
+    assert download.allowed()
 
 
 VALID = [

@@ -104,7 +104,9 @@ def offer(monkeypatch, name, base, files, checksums=None):
     infos = {}
     for file, content in files.items():
         checksum = (checksums or {}).get(file, hashlib.sha256(content).hexdigest())
-        infos[base + file] = UrlInfo(size=tfds.core.utils.Size(len(content)), checksum=checksum, filename=file)
+        infos[base + file] = UrlInfo(
+            size=tfds.core.utils.Size(len(content)), checksum=checksum, filename=file
+        )
     monkeypatch.setattr(tfds.builder_cls(name), "url_infos", infos, raising=False)
 
 
@@ -133,7 +135,9 @@ def test_a_missing_set_is_downloaded_prepared_and_read(name, offered, server, tf
         (found.test_x, found.test_y, sets["t10k"]),
     ):
         wanted = {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
-        assert {image.tobytes(): int(label) for image, label in zip(x, y, strict=True)} == wanted  # tfds shuffles
+        assert {
+            image.tobytes(): int(label) for image, label in zip(x, y, strict=True)
+        } == wanted  # tfds shuffles
         assert x.shape[1:3] == images.shape[1:3] and len(x) == len(images)
     assert found.classes == 10
     assert "tensorflow" not in sys.modules

@@ -171,7 +171,7 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
 
 @functools.cache
 def _hits() -> list[int]:
-    """[number of programs found in the persistent cache], counted by a listener that jax 0.7 cannot remove."""
+    """[number of programs found in the persistent cache]; jax 0.7 cannot remove the listener that counts."""
     count = [0]
 
     def listen(event: str, **_) -> None:

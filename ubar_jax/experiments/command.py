@@ -69,11 +69,26 @@ def expanded(args: Sequence[str], inside: tuple[Path, ...] = ()) -> list[str]:
             continue
         if not equals:
             path = left.pop(0) if left else ""
-        file = Path(path).expanduser()
+        file = _found(path)
         if file.absolute() in inside:
             raise ConfigError(f"flagfile {path!r} includes itself; remove that line")
         found += expanded(_lines(path, file), (*inside, file.absolute()))
     return found
+
+
+def shipped() -> dict[str, Path]:
+    """The flagfiles that come with the package, by name."""
+    here = Path(__file__).parent
+    installed, checkout = here / "flagfiles", here.parents[1] / "experiments"  # see setup.py
+    return {
+        file.stem: file for file in sorted((installed if installed.is_dir() else checkout).glob("*.flags"))
+    }
+
+
+def _found(path: str) -> Path:
+    """The file at a path; if there is none, the shipped flagfile of that name."""
+    file = Path(path).expanduser()
+    return file if file.is_file() else shipped().get(path.removesuffix(".flags"), file)
 
 
 def _lines(path: str, file: Path) -> list[str]:
@@ -83,7 +98,10 @@ def _lines(path: str, file: Path) -> list[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise ConfigError(f"flagfile {shown(path)} cannot be read ({why}); looked in {Path.cwd()}") from error
+        raise ConfigError(
+            f"flagfile {shown(path)} cannot be read ({why}); looked in {Path.cwd()} and among the shipped "
+            f"ones: {', '.join(shipped())}"
+        ) from error
     lines = [line.strip() for line in lines]
     return [line for line in lines if line and not line.startswith(("#", "//"))]
 

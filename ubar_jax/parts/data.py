@@ -154,8 +154,8 @@ def from_tfds(name: str) -> Dataset:
     if not any(info.parent.glob("*array_record*")):
         found = json.loads(info.read_text()).get("fileFormat", "tfrecord")
         raise ConfigError(
-            f"dataset {name!r} is prepared in {info.parent.absolute()} as {found}, which can be read only with "
-            "TensorFlow; it must be array_record. Remove that folder and run the same command, or set "
+            f"dataset {name!r} is prepared in {info.parent.absolute()} as {found}, which can be read only "
+            "with TensorFlow; it must be array_record. Remove that folder and run the same command, or set "
             "TFDS_DATA_DIR to another folder: the set is then prepared anew"
         )
     dataset = _read_tfds(name)

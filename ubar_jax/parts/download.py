@@ -139,8 +139,8 @@ def _told(name: str, folder: Path) -> Iterator[None]:
     except NonMatchingChecksumError as error:
         told = " ".join(str(error).partition("To debug")[0].split())
         raise ConfigError(
-            f"dataset {name!r}: a downloaded file is not the one that tfds expects, so it is not used. {told} "
-            "Try again; if it stays so, the server or a proxy sends something else"
+            f"dataset {name!r}: a downloaded file is not the one that tfds expects, so it is not used. "
+            f"{told} Try again; if it stays so, the server or a proxy sends something else"
         ) from error
     except Exception as error:
         if disk_is_full(error) or "Not enough disk space" in str(error):

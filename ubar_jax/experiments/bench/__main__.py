@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     if serial is None:
         print(
             f"no torch loop to compare with: it needs the file {flags.FLAGS.torch_loop} of a checkout "
-            "(--torch_loop) and pip install -e '.[benchmark]'"
+            "(--torch_loop) and pip install 'ubar_jax[benchmark]'"
         )
     else:
         print(f"compared with the torch loop in {flags.FLAGS.torch_loop}")
