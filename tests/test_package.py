@@ -139,7 +139,7 @@ def test_the_wheel_runs_without_the_checkout(installed):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_console_commands_show_their_flags(installed, name):
     told = installed(f"ubar-{name}", "--help")
-    assert "--results:" in told.stdout and f"ubar_jax.experiments.{name}" in told.stdout, told
+    assert "--results" in told.stdout and f"ubar_jax.experiments.{name}" in told.stdout, told
     refused = installed(f"ubar-{name}", "--results=")
     assert refused.returncode == 2 and refused.stderr.startswith("error: ")
 

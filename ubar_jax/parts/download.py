@@ -50,7 +50,7 @@ def prepare(name: str, folder: Path) -> str:
         return unreachable
     with _locked(name, folder):
         if not prepared(name, folder):  # by the process that had the lock
-            with _told(name, folder):
+            with _told(name, original, folder):
                 if name in BUILDERS:
                     _prepare_here(BUILDERS[name](original), folder)
                 else:
@@ -126,12 +126,13 @@ def _locked(name: str, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(name: str, folder: Path) -> Iterator[None]:
+def _told(name: str, original: Any, folder: Path) -> Iterator[None]:
     """Says what goes where, and what went wrong."""
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
     where = folder.absolute()
-    _say(f"{name} is missing: downloading it to {where / 'downloads'} and preparing it in {where / name}")
+    size = sum(int(info.size or 0) for info in original.url_infos.values()) / 1e6
+    _say(f"{name} is missing: downloading {size:,.0f} MB to {where / 'downloads'}, preparing {where / name}")
     try:
         yield
     except ConfigError:
