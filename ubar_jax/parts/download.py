@@ -184,7 +184,7 @@ def _say(text: str) -> None:
 def _of_idx_files(original: Any) -> Any:
     """mnist and fashion_mnist: two gzipped files per split, each with a header and uint8 values."""
 
-    class Builder(original, skip_registration=True):
+    class Builder(original, skip_registration=True):  # type: ignore[call-arg]
         name = original.name
         url_infos = original.url_infos
 
@@ -208,7 +208,7 @@ def _of_idx_files(original: Any) -> Any:
 def _of_cifar_archive(original: Any) -> Any:
     """cifar10: an archive of files whose records are a label and 3 x 32 x 32 uint8 values."""
 
-    class Builder(original, skip_registration=True):
+    class Builder(original, skip_registration=True):  # type: ignore[call-arg]
         name = original.name
         url_infos = original.url_infos
 
@@ -217,7 +217,8 @@ def _of_cifar_archive(original: Any) -> Any:
             archive = manager.download(url)
             inside = self._cifar_info
             with tarfile.open(archive) as tar:
-                files = {PurePosixPath(m.name).name: tar.extractfile(m).read() for m in tar if m.isfile()}
+                opened = {PurePosixPath(member.name).name: tar.extractfile(member) for member in tar}
+                files = {name: file.read() for name, file in opened.items() if file is not None}
             words = files[inside.label_files[0]].decode().split("\n")
             self.info.features["label"].names = [word for word in words if word]
 
