@@ -101,6 +101,7 @@ def test_memory_survives_a_checkpoint_and_runs_side_by_side(rule, attack, tmp_pa
         np.testing.assert_allclose(models_of(alone), models_of(beside), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_state_without_memory_is_what_it_was():
     """So checkpoints of older versions can be read: they hold the leaves in this order."""
     state = initial_state(prepare(BASE).program, 0)
@@ -151,6 +152,7 @@ def test_attackers_know_order_judge_and_memory(settings):
         assert 0 < np.abs(step).max() < 1  # what is left is the step
 
 
+@pytest.mark.medium
 def test_held_out_examples_are_random_and_never_trained_on():
     experiment = prepare(dataclasses.replace(BASE, judge="held_out", held_out=0.3))
     train, held_out = experiment.data.shards, experiment.data.held_out
@@ -168,6 +170,7 @@ def test_held_out_examples_are_random_and_never_trained_on():
         assert set(np.asarray(drawn.judge)[:, i].ravel()) <= set(held_out[i].tolist())
 
 
+@pytest.mark.medium
 def test_the_next_judge_is_the_batch_of_the_next_round():
     program = prepare(dataclasses.replace(BASE, judge="next", local_steps=2)).program
     data = jax.tree.map(jnp.asarray, prepare(BASE).data)

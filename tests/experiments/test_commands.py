@@ -56,7 +56,7 @@ def call(capsys, monkeypatch, tmp_path):
         (["--flagfile="], "--flagfile is empty"),
         (["--flagfile"], "--flagfile is empty"),
         (["--flagfile=gone.flags"], "flagfile 'gone.flags' cannot be read (No such file or directory)"),
-        (["--flagfile=gone"], "among the shipped ones: attacks, digits, mnist, quickstart, seeds"),
+        (["--flagfile=gone"], "among the shipped ones: attacks, digits, judges, "),
         (["--flagfile=experiments/quickstart"], "cannot be read (No such file or directory)"),
         (["--flagfile=loop.flags"], "flagfile 'loop.flags' includes itself"),
         (["--flagfile=."], "cannot be read (Is a directory)"),
