@@ -151,7 +151,7 @@ class Part(Generic[Traits]):
 
     @property
     def built_in(self) -> bool:
-        return self.function.__module__.startswith("ubar_jax.")
+        return (self.function.__module__ or "").startswith("ubar_jax.")
 
     @functools.cached_property
     def source(self) -> str:
