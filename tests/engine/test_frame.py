@@ -56,8 +56,8 @@ def plugin():
     [
         ("memory_rule", "second_chance", {}),
         ("memory_attack", "echo", {}),
-        ("then_rule", "near_half", {}),
         ("held_out_rule", "best_of_all", {"judge": "held_out", "held_out": 0.2}),
+        *slowly(("then_rule", "near_half", {})),
     ],
 )
 def test_a_plugin_of_each_kind_is_short_and_runs(plugin, name, part, settings):

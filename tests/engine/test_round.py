@@ -13,9 +13,9 @@ from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.round import JUDGING, batches, make_round, normalise, ravel
-from ubar_jax.parts.aggregation import aggregate, rules
+from ubar_jax.parts.aggregation import aggregate, first_memory, rules
 from ubar_jax.parts.byzantine import attacks
-from ubar_jax.testing import Node, counts_of, inbox_of, random_case
+from ubar_jax.testing import Node, counts_of, inbox_of, random_case, start_of
 from ubar_jax.types import Drawn
 
 pytestmark = pytest.mark.medium
@@ -164,7 +164,9 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize(
+    "frame", ["all at once", *slowly(*(name for name in FRAMES if name != "all at once"))]
+)
 @pytest.mark.parametrize("attack", ["bit_flip", *slowly("gaussian")])
 def test_order_judge_and_local_steps_equal_a_numpy_loop_over_nodes(frame, attack):
     check_twenty_rounds("ubar", attack, **FRAMES[frame])
@@ -228,6 +230,7 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
     np.testing.assert_array_equal(seen.accepted, info["selected"])
 
 
+@pytest.mark.slow
 def test_average_on_a_complete_graph_is_centralised_sgd():
     """From a common model, the mean model takes the SGD step of all batches combined."""
     config = Config(
@@ -283,9 +286,10 @@ def test_products_of_models_use_the_highest_precision(rule):
     spec = rules.parse(rule)
     case = random_case(0, d=101)
     count = counts_of(spec, case)[2]
+    memory = first_memory(spec, start_of(case.own, case.graph, 5))
 
     def run(own, sent):
-        return aggregate(spec, inbox_of(own, sent, case.graph, case.targets, count))
+        return aggregate(spec, inbox_of(own, sent, case.graph, case.targets, count), memory)
 
     text = str(jax.make_jaxpr(run)(case.own, case.sent))
     products = text.count("dot_general[")

@@ -81,7 +81,7 @@ def test_the_next_chunk_is_launched_before_this_one_is_fetched(monkeypatch, keep
         assert " ".join(events) == f"read launch launch {told}launch {told}{told}".strip()
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_last_chunk_that_is_shorter_changes_nothing():
     even = simulate(dataclasses.replace(BASE, rounds=5, eval_every=5))
     ragged = simulate(dataclasses.replace(BASE, rounds=5, eval_every=2))
@@ -92,7 +92,7 @@ def test_a_last_chunk_that_is_shorter_changes_nothing():
     np.testing.assert_array_equal(ragged.accepted, even.accepted)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
     whole = simulate(BASE)
     part = simulate(dataclasses.replace(BASE, eval_size=50))
@@ -168,7 +168,7 @@ def test_accuracy_and_consensus_are_what_they_say():
     assert result.curves["worst"][-1] == result.final["accuracy"].min()
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_shares_of_byzantine_edges():
     none = simulate(dataclasses.replace(BASE, attack="none"))
     assert not none.curves["byzantine_selected"].any()
@@ -194,7 +194,7 @@ def test_divergence_is_told_with_node_and_round():
     assert wild.diverged is not None
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", *slowly("adam")])
 def test_optimizers_change_the_steps(optimizer):
     plain = simulate(BASE)

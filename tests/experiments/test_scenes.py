@@ -14,7 +14,7 @@ def test_growth_is_measured_on_an_aggregation_of_every_node(rule):
     assert jax.jit(work)(*arguments).shape == (12, 5)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_whole_round_is_the_simulators():
     work, (state, *rest) = scenes.whole_round(scenes.make_scene("mlp", 4, 8), "ubar")
     after, seen = jax.jit(work)(state, *rest)

@@ -114,7 +114,7 @@ def test_near_consensus_the_search_finds_what_it_finds_farther_apart(norm):
     assert bounded > 10 and unbounded > 0
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["2", "inf"])
 def test_by_the_deployed_rule_the_search_finds_the_same_if_that_is_krum(norm):
     deployed, bounded = rules.parse("dkrum(rho=0.4)"), 0
@@ -285,7 +285,7 @@ def test_a_sleeper_passes_the_inner_arguments_on_to_the_poison():
     del attacks.parts["shifted"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_sleeper_is_honest_until_it_wakes():
     base = Config(byzantine_ratio=0.3, batch_size=16, rounds=4, eval_every=1)
     awake = simulate(dataclasses.replace(base, attack="sleeper(gaussian, start=2)"))
@@ -387,7 +387,7 @@ def test_a_sleeping_dissensus_is_honest(spies):
         np.testing.assert_array_equal(after[i], before[max(bad)] if bad else before[i])
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_tailored_messages_reach_their_receivers(tmp_path):
     """On the path 0-1-2-3-attacker isolation sends node 3 (x_3 - (x_2 + x_3) / 3) / (1/3) = 2 x_3 - x_2.
 

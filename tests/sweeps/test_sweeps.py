@@ -84,6 +84,7 @@ def test_a_group_shares_one_program_and_equals_its_runs_alone(tmp_path):
     assert [e.config.learning_rate for e in second] == [0.1] * 3  # the last run, repeated to fill the pack
 
 
+@pytest.mark.slow
 def test_graphs_of_one_padded_shape_share_a_program():
     base = dataclasses.replace(BASE, topology="erdos_renyi", rule="dmedian", nodes=8)
     experiments = [prepare(dataclasses.replace(base, seed=seed)) for seed in range(6)]
@@ -131,6 +132,7 @@ def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
         assert not list((tmp_path / name / checkpoints.FOLDER).glob("*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_saved_takes_no_other_with_it(tmp_path, monkeypatch):
     configs = varied(seed=[0, 1, 2])
     save = results.save
