@@ -14,6 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if TYPE_CHECKING:
     from ubar_jax.config import Config
     from ubar_jax.engine.simulation import simulate
+    from ubar_jax.experiments.drawing import animate
+    from ubar_jax.experiments.notebook import sweep
     from ubar_jax.numerics import linalg, order_statistics
     from ubar_jax.parts.aggregation import rules
     from ubar_jax.parts.byzantine import attacks
@@ -28,6 +30,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Result",
+    "animate",
     "attacks",
     "datasets",
     "linalg",
@@ -36,6 +39,7 @@ __all__ = [
     "results",
     "rules",
     "simulate",
+    "sweep",
     "topologies",
 ]
 
@@ -43,6 +47,7 @@ _HOMES = {
     "Config": "config",
     "ConfigError": "registry",
     "Result": "types",
+    "animate": "experiments.drawing",
     "attacks": "parts.byzantine",
     "datasets": "parts.data",
     "linalg": "numerics",
@@ -51,6 +56,7 @@ _HOMES = {
     "results": "sweeps",
     "rules": "parts.aggregation",
     "simulate": "engine.simulation",
+    "sweep": "experiments.notebook",
     "topologies": "parts.topology",
 }
 

@@ -6,8 +6,10 @@ import functools
 import inspect
 import numbers
 import textwrap
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from ubar_jax.sources import source_of
@@ -16,11 +18,26 @@ Traits = TypeVar("Traits")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_INTEGER = 2**31 - 1
+TRACED = """JAX traces the function once, with shapes but without values: write jnp.where(a, b, c) instead of
+`b if a else c`, multiply by a mask instead of indexing with it, and use jnp instead of np."""
 SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # positive normal float32
 
 
 class ConfigError(ValueError):
     """An invalid setting; the message says what is wrong, what is allowed and how to fix it."""
+
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class PartError(RuntimeError):
+    """A user's part failed, or returned the wrong thing; the message names the part and the line.
+
+    `__cause__` is the error that the part raised, with its traceback.
+    """
+
+    _render_traceback_ = ConfigError._render_traceback_
 
 
 @dataclass(frozen=True)
@@ -144,6 +161,8 @@ class Part(Generic[Traits]):
     function: Callable
     parameters: dict[str, Argument]
     traits: Traits
+    kind: str = "part"
+    contract: str = ""  # what a part of this kind takes and returns, as a sentence
 
     @property
     def description(self) -> str:
@@ -157,6 +176,20 @@ class Part(Generic[Traits]):
     def source(self) -> str:
         """Source text of a user's part and of what it uses; read once because the file may change later."""
         return source_of(self.function, *filter(callable, vars(self.traits).values()))
+
+    def wrong(self, what: str) -> PartError:
+        """The error for a part that does not do what it must."""
+        return PartError(f"{self.kind} {self.name!r} {what}\n{self.contract}".rstrip())
+
+    def failed(self, error: Exception) -> PartError:
+        """The error for a part that raised another, with the line of the part where it did."""
+        file = inspect.unwrap(self.function).__code__.co_filename
+        lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        where = f" at line {lines[-1].lineno} of {_file_words(file)}, `{lines[-1].line}`" if lines else ""
+        said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        if type(error).__module__.startswith("jax"):
+            said += f"\n{TRACED}"
+        return self.wrong(f"failed{where}: {said}")
 
     def signature(self) -> str:
         return f"{self.name}({', '.join(map(str, self.parameters.values()))})"
@@ -187,7 +220,14 @@ class Spec(Generic[Traits]):
         return {k: v for k, v in self.arguments if k in inspect.signature(function).parameters}
 
     def __call__(self, *args: Any, **traced: Any) -> Any:
-        return self.part.function(*args, **{**self.of(self.part.function), **traced})
+        try:
+            return self.part.function(*args, **{**self.of(self.part.function), **traced})
+        except (ConfigError, PartError):
+            raise
+        except Exception as error:
+            if self.part.built_in:
+                raise
+            raise self.part.failed(error) from error
 
 
 @dataclass
@@ -198,6 +238,7 @@ class Registry(Generic[Traits]):
     given: int  # number of leading positional parameters that the simulator passes, besides a memory
     traits: Callable[..., Traits]  # the frozen dataclass of the traits, with defaults
     helpers: tuple[str, ...] = ()
+    contract: str = ""  # what a part takes and returns, for error messages
     parts: dict[str, Part[Traits]] = field(default_factory=dict)
 
     @overload
@@ -209,7 +250,7 @@ class Registry(Generic[Traits]):
     ) -> Callable[[Function], Function]: ...
 
     def register(self, function=None, *, name=None, **traits):
-        """Decorator: `@rules.register` or `@rules.register(defends=False)`."""
+        """Decorator: `@rules.register` or `@rules.register(defends=False)`. Registering again replaces."""
         if function is None:
             return lambda f: self._register(f, name, traits)
         return self._register(function, name, traits)
@@ -219,10 +260,16 @@ class Registry(Generic[Traits]):
         if unknown := set(given) - set(known):
             raise ConfigError(f"a {self.kind} has no trait {listed(unknown)}; there are {listed(known)}")
         traits = self.traits(**given)
-        remembers = getattr(traits, "init", None) is not None
+        given_first = self.given + (getattr(traits, "init", None) is not None)  # a memory comes last
+        taken = list(_signature(function).parameters.values())
+        places = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(places) < given_first and not any(p.kind is p.VAR_POSITIONAL for p in taken):
+            called = name or function.__name__
+            takes = f"takes {len(places)} arguments, but is called with {given_first}"
+            raise ConfigError(f"{self.kind} {called!r} {takes}\n{self.contract}".rstrip())
         parameters = {
             p.name: Argument.of(p)
-            for p in list(_signature(function).parameters.values())[self.given + remembers :]
+            for p in taken[given_first:]
             if p.kind is p.POSITIONAL_OR_KEYWORD  # users cannot give keyword-only parameters
         }
         for helper in filter(None, (getattr(traits, name) for name in self.helpers)):
@@ -232,7 +279,7 @@ class Registry(Generic[Traits]):
         old = self.parts.get(name)
         if old and old.built_in and old.function.__module__ != function.__module__:
             raise ConfigError(f"{self.kind} {name!r} is built in; register yours under another name")
-        self.parts[name] = Part(name, function, parameters, traits)
+        self.parts[name] = Part(name, function, parameters, traits, self.kind, self.contract)
         return function
 
     def get(self, name: str) -> Part[Traits]:
@@ -281,9 +328,14 @@ class Registry(Generic[Traits]):
 
     def sources(self, spec: Spec[Traits]) -> list[str]:
         """Source texts of the user-defined parts in a spec: the part and parts named in its arguments."""
-        inner = [v for _, v in spec.arguments if isinstance(v, str) and v.split("(")[0] in self.parts]
-        own = [] if spec.part.built_in else [spec.part.source]
-        return own + [text for value in inner for text in self.sources(self.parse(value))]
+        named = [spec, *self.inner(spec)]
+        return [each.part.source for each in named if not each.part.built_in]
+
+    def inner(self, spec: Spec[Traits]) -> list[Spec[Traits]]:
+        """The parts that are named in the arguments of a spec, as in sleeper(alie), and in theirs."""
+        texts = [v for _, v in spec.arguments if isinstance(v, str) and v.split("(")[0] in self.parts]
+        named = [self.parse(text) for text in texts]
+        return [each for part in named for each in (part, *self.inner(part))]
 
     def listing(self) -> str:
         """All parts with their arguments, defaults, descriptions and ranges, as text."""
@@ -297,6 +349,12 @@ class Registry(Generic[Traits]):
                 if argument.allowed
             ]
         return "\n".join(lines)
+
+
+def _file_words(path: str) -> str:
+    """A source file in a message: the cell of a notebook, or the file's name."""
+    in_cell = "ipykernel_" in path or path.startswith("<ipython-input")
+    return "the cell" if in_cell else Path(path).name
 
 
 def _signature(function: Callable) -> inspect.Signature:

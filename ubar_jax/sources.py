@@ -46,7 +46,7 @@ def _collect(name: str, thing: Any, home: str | None, texts: list[str], seen: di
         thing = inspect.unwrap(thing)
         if home is None or thing.__module__ == home:
             texts.append(_text(thing))
-            for key, used in _named_by(thing):
+            for key, used in (*_named_by(thing), *_inside(thing)):
                 _collect(key, used, thing.__module__, texts, seen)
     else:
         for key, member in _members(thing, home):
@@ -85,6 +85,23 @@ def _source(thing: Any) -> str:
     if code is not None and code.co_filename == "<string>":
         raise OSError("no source file")  # Python 3.13 would give the text of `python -c`, whatever it is
     return inspect.getsource(thing)
+
+
+def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The bases and members of a class whose own text is not found: one written in a cell of a notebook."""
+    if isinstance(thing, type) and not _has_text(thing):
+        yield from ((base.__name__, base) for base in thing.__bases__)
+        for key, member in sorted(vars(thing).items()):
+            member = getattr(member, "__func__", member)  # of a static or class method
+            if isinstance(member, (FunctionType, *PLAIN)) and key not in ("__module__", "__firstlineno__"):
+                yield key, member
+
+
+def _has_text(thing: Any) -> bool:
+    try:
+        return bool(_source(thing))
+    except (OSError, TypeError):
+        return False
 
 
 def _bytecode(code: CodeType | None) -> str:

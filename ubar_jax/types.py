@@ -6,6 +6,7 @@ that run the rule (n_b, or n if the attack needs Byzantine nodes that follow the
 (receiver, message) pairs for which the receiver computes the message's loss; L local steps per round.
 """
 
+import html
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from jax import Array
 
 if TYPE_CHECKING:
     from ubar_jax.config import Config
+    from ubar_jax.experiments.pictures import Animation, Figure
 
 Leaf = Any  # jax.Array on the device, np.ndarray on the host, ShapeDtypeStruct while tracing
 
@@ -147,3 +149,57 @@ class Result(NamedTuple):
     rounds_per_epoch: int
     state: RoundState
     seconds: dict[str, float]  # setup, compilation, rounds, evaluation; this run's share of shared work
+    links: np.ndarray  # [M, 2] int32: receiver and sender of every link to a benign node
+    accepted_since: (
+        np.ndarray | None
+    )  # [E, M] per evaluation: rounds since the one before in which the link's
+    # message was accepted; None if the run was resumed from a checkpoint that does not have it
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:9} {value}" for name, value in self._told().items())
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in self._told().items()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+    def _told(self) -> dict[str, str]:
+        """What a reader wants to know first, by name."""
+        config, accuracy = self.config, self.final["accuracy"]
+        told = {
+            "run": f"{config.rule} under {config.attack}",
+            "network": f"{config.nodes} benign and {config.byzantine} Byzantine nodes, {config.topology}",
+            "learning": f"{config.model} on {config.dataset}, {config.rounds} rounds, seed {config.seed}",
+            "accuracy": f"worst benign node {accuracy.min():.1%}, mean {accuracy.mean():.1%}",
+            "seconds": ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items()),
+        }
+        if self.diverged is not None:
+            told["diverged"] = "in round {}, at node {}".format(*self.diverged)
+        return told | ({"notices": "; ".join(self.notices)} if self.notices else {})
+
+    # Drawing is in a layer above, and loaded by the first figure.
+
+    def plot(self) -> "Figure":
+        """Test accuracy over time: every benign node, their mean, and the worst of them."""
+        from ubar_jax.experiments import drawing
+
+        return drawing.accuracy(self)
+
+    def network(self) -> "Figure":
+        """The network with its attackers."""
+        from ubar_jax.experiments import drawing
+
+        return drawing.draw_network(self)
+
+    def accepted_edges(self) -> "Figure":
+        """Share of rounds in which each node (row) accepted the message of each neighbour (column)."""
+        from ubar_jax.experiments import drawing
+
+        return drawing.draw_accepted(self)
+
+    def animate(self) -> "Animation":
+        """The network over the rounds, with the nodes' accuracy and the accepted messages."""
+        from ubar_jax.experiments import drawing
+
+        return drawing.animate(self)

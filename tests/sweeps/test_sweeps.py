@@ -18,12 +18,12 @@ import pandas as pd
 import pytest
 from conftest import slowly
 
-from ubar_jax import Config, ConfigError, results, rules, simulate
+from ubar_jax import Config, ConfigError, progress, results, rules, simulate
 from ubar_jax.config import canonical
 from ubar_jax.engine.compilation import compiled_chunk
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.simulation import run
-from ubar_jax.sweeps import checkpoints, progress
+from ubar_jax.sweeps import checkpoints
 from ubar_jax.sweeps import plan as sweeps
 from ubar_jax.sweeps.groups import estimate, grouped, in_packs
 

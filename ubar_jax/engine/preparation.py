@@ -11,8 +11,8 @@ from ubar_jax.engine.program import Learner, Program, model_size, task_of
 from ubar_jax.parts import data, topology
 from ubar_jax.parts.aggregation import count_neighbours, losses_per_run
 from ubar_jax.parts.aggregation.counts import GUARD
-from ubar_jax.parts.byzantine import check_range
-from ubar_jax.parts.tasks import models
+from ubar_jax.parts.byzantine import attacks, check_range
+from ubar_jax.parts.tasks import models, users_class
 from ubar_jax.registry import ConfigError, Spec
 from ubar_jax.types import Data, Graph, Knobs
 
@@ -58,7 +58,9 @@ def prepare(config: Config | Resolved) -> Experiment:
     shards, held_out = split_data(run, dataset)
     learner = Learner(
         model=config.model,
-        make_model=None if ":" in config.model else models.parse(config.model).part.function,
+        make_model=users_class(config.model)
+        if ":" in config.model
+        else models.parse(config.model).part.function,
         shape=dataset.train_x.shape[1:],
         classes=dataset.classes,
         examples=len(dataset.train_y),
@@ -91,6 +93,7 @@ def prepare(config: Config | Resolved) -> Experiment:
         order=config.order or run.rule.traits.orders[0],  # type: ignore[arg-type]  # checked
         judge=config.judge,  # type: ignore[arg-type]
         local_steps=config.local_steps,
+        inner=tuple(attacks.inner(run.attack)),
     )
     knobs = Knobs(
         learning_rate=np.float32(config.learning_rate),
@@ -174,6 +177,7 @@ def check_memory(config: Config, learner: Learner, images: np.ndarray, slots: in
     host = {
         "the graph": memory.EDGE * links,
         "every round's and evaluation's numbers": config.nodes * (config.rounds + 8 * evaluations),
+        "accepted links": config.nodes * slots * evaluations * np.min_scalar_type(chunk).itemsize,
     }
     device: dict[str, float] = {
         "models": 4 * memory.COPIES * n * model_size(learner),

@@ -19,7 +19,7 @@ class Learner:
     """The model and data of one node, as far as they determine the compiled code."""
 
     model: str
-    make_model: Callable | None  # of a registered model: registering it again compiles it again
+    make_model: Callable | None  # function or class: registering or defining it again compiles it again
     shape: tuple[int, ...]  # of one image
     classes: int
     examples: int  # in the training set
@@ -49,6 +49,9 @@ class Program:
     order: Order = "while"
     judge: Judge = "batch"
     local_steps: int = 1  # L
+    inner: tuple[
+        Attack, ...
+    ] = ()  # attacks named in the attack's arguments: registered again, compiled again
 
 
 @functools.lru_cache(maxsize=32)

@@ -17,6 +17,7 @@ from ubar_jax.engine import evaluation
 from ubar_jax.engine.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
 from ubar_jax.engine.preparation import Experiment, prepare
 from ubar_jax.engine.program import Program
+from ubar_jax.progress import compiling, progress_bar
 from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState
 
 CURVES = {"loss": "train_loss"}  # numbers per round whose curve has another name
@@ -27,7 +28,10 @@ class Snapshot(NamedTuple):
 
     state: RoundState  # leaves [W, ...]; without that axis if W = 1
     done: int  # rounds so far
-    points: dict[str, np.ndarray]  # {name: [W, E, ...]}, numbers per evaluation
+    points: dict[
+        str, np.ndarray
+    ]  # {name: [W, E, ...]}, numbers per evaluation; "accepted" [W, E, n_b, K] are
+    # those of `accepted` since the evaluation before; checkpoints of older versions lack it
     rounds: dict[str, np.ndarray]  # {name: [W, T, ...]}, numbers per round
     accepted: np.ndarray  # [W, n_b, K] number of rounds in which the slot's message was accepted
     seconds: dict[str, float]
@@ -75,20 +79,42 @@ def first_snapshot(experiments: Sequence[Experiment]) -> Snapshot:
     return Snapshot(state, 0, {}, {}, accepted, seconds)
 
 
-def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | None = None) -> Result:
-    """Runs one config. `progress` is called after every evaluation with the latest numbers.
+def simulate(config: Config, progress: Callable[[dict[str, Any]], None] | bool | None = None) -> Result:
+    """Runs one config. `progress=True` shows a bar.
 
-    A message on stderr announces a compilation that takes longer than a second.
+    A function given as `progress` is called after every evaluation with the latest numbers. Without a bar, a
+    message on stderr announces a compilation that takes longer than a second.
     """
     started = time.perf_counter()
     experiment = prepare(config)
     setup = time.perf_counter() - started
-    [result] = run(
-        [experiment],
-        None if progress is None else lambda latest: progress(latest[0]),
-        say=lambda words: print(words, file=sys.stderr, flush=True),
-    )
+    with _watching(experiment.config, progress) as (watch, say):
+        [result] = run([experiment], watch, say=say)
     return result._replace(seconds={**result.seconds, "setup": result.seconds["setup"] + setup})
+
+
+@contextlib.contextmanager
+def _watching(
+    config: Config, progress: Callable[[dict[str, Any]], None] | bool | None
+) -> Iterator[tuple[Callable[[list[dict[str, Any]]], None], Callable[[str], None]]]:
+    """Yields the callbacks of `run` for one run: for the latest numbers, and for messages of compilation."""
+    if progress is not True:
+        told = progress or (lambda latest: None)
+        yield (lambda latest: told(latest[0])), _print
+        return
+    with progress_bar(config.rounds) as bar:
+        bar.set_description(f"{config.rule} under {config.attack}")
+
+        def show(latest: list[dict[str, Any]]) -> None:
+            bar.set_postfix(worst=f"{latest[0]['worst']:.1%}", refresh=False)
+            bar.update(latest[0]["round"] - bar.n)
+
+        yield show, compiling(bar)
+
+
+def _print(words: str) -> None:
+    if words:
+        print(words, file=sys.stderr, flush=True)
 
 
 def run(
@@ -102,14 +128,14 @@ def run(
 
     They must have the same data set, rounds and eval_size; a run may be repeated to fill the width. After
     every chunk, `progress` gets the latest numbers of every run. `say` gets a message if compilation takes
-    longer than a second.
+    longer than a second, and "" when it is over.
     """
     now = start or first_snapshot(experiments)
     seconds = dict(now.seconds)
     loaded = _load(experiments, seconds, first=not now.points, say=say)
     rounds = loaded.config.rounds
     if not now.points:
-        now = _with_point(now, _evaluate(loaded, now.state, 0, seconds), loaded, seconds)
+        now = _with_point(now, _evaluate(loaded, now.state, 0, seconds), now.accepted, loaded, seconds)
     ahead, pace = None, 0.0
     while now.done < rounds:
         started = time.perf_counter()
@@ -186,16 +212,17 @@ def _with_chunk(now: Snapshot, launched: _Launched, loaded: _Loaded, seconds: di
         rounds={name: _append(now.rounds.get(name), value) for name, value in told.items()},
         accepted=now.accepted + seen.accepted,
     )
-    return _with_point(now, launched.point, loaded, seconds)
+    return _with_point(now, launched.point, seen.accepted, loaded, seconds)
 
 
 def _with_point(
-    now: Snapshot, point: dict[str, Array], loaded: _Loaded, seconds: dict[str, float]
+    now: Snapshot, point: dict[str, Array], accepted: np.ndarray, loaded: _Loaded, seconds: dict[str, float]
 ) -> Snapshot:
-    """The snapshot with one more evaluation; waits for it."""
+    """The snapshot with one more evaluation and what was `accepted` since the one before; waits for it."""
     fetched = _fetch(point, loaded.width, seconds, "evaluation")
     for name in ("accuracy", "loss"):  # of one node or of all nodes
         fetched[name] = np.broadcast_to(fetched[name], (loaded.width, loaded.program.benign))
+    fetched["accepted"] = accepted.astype(np.min_scalar_type(loaded.program.chunk))
     fetched["round"] = np.full(loaded.width, now.done, np.int32)
     fetched["seconds"] = np.full(loaded.width, sum(seconds.values()) / loaded.sharers)
     points = {name: _append(now.points.get(name), value[:, None]) for name, value in fetched.items()}
@@ -219,16 +246,21 @@ def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _announced(say: Callable[[str], None] | None, program: Program) -> Iterator[None]:
-    """Announces the compilation if it takes longer than a second."""
+    """Announces the compilation if it takes longer than a second; says "" when it is over."""
+    if say is None:
+        yield
+        return
     nodes = f"{program.benign} + {program.byzantine} nodes"
     words = f"compiling {program.rule.part.name} under {program.attack.part.name} for {nodes} ..."
-    timer = threading.Timer(1.0, say or (lambda words: None), [words])
+    timer = threading.Timer(1.0, say, [words])
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # or its words might come after the last ones
+        say("")
 
 
 def _stack(trees: Sequence, always: bool = False) -> Any:
@@ -249,7 +281,7 @@ def _diverged(now: Snapshot, run: int) -> tuple[int, int] | None:
 
 def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
     """All numbers per evaluation, of which "std" is the last, then all numbers per round, by name."""
-    curves = {name: values[run] for name, values in now.points.items()}
+    curves = {name: values[run] for name, values in now.points.items() if name != "accepted"}
     curves |= evaluation.summary(curves["accuracy"])
     return curves | {CURVES.get(k, k): values[run] for k, values in now.rounds.items() if k != "finite"}
 
@@ -257,7 +289,7 @@ def _curves(now: Snapshot, run: int) -> dict[str, np.ndarray]:
 def _latest(now: Snapshot, run: int) -> dict[str, Any]:
     """The last value of every number, the mean where it is one per node; whether and when it diverged."""
     latest = {CURVES.get(k, k): np.mean(v[run, -1]) for k, v in now.rounds.items() if k != "finite"}
-    latest |= {k: np.mean(v[run, -1]) for k, v in now.points.items() if k != "accuracy"}
+    latest |= {k: np.mean(v[run, -1]) for k, v in now.points.items() if k not in ("accuracy", "accepted")}
     latest |= evaluation.summary(now.points["accuracy"][run, -1])
     return {**latest, "round": now.done, "diverged": _diverged(now, run)}
 
@@ -265,10 +297,11 @@ def _latest(now: Snapshot, run: int) -> dict[str, Any]:
 def _result(now: Snapshot, run: int, experiment: Experiment, sharers: int) -> Result:
     program, width = experiment.program, len(now.accepted)
     curves = _curves(now, run)
+    senders, heard = (a[: program.benign] for a in experiment.graph)
+    links = np.stack([heard.nonzero()[0], senders[heard]], axis=1).astype(np.int32)
     accepted = np.zeros((program.benign, program.benign + program.byzantine), np.int32)
-    slots, heard = (a[: program.benign] for a in experiment.graph)
-    rows = np.arange(program.benign)[:, None]
-    np.add.at(accepted, (rows, slots), np.where(heard, now.accepted[run], 0))
+    accepted[*links.T] = now.accepted[run][heard]
+    since = now.points.get("accepted", now.accepted[:, None])[run][:, heard]
     return Result(
         config=experiment.config,
         digest=experiment.digest,
@@ -280,4 +313,6 @@ def _result(now: Snapshot, run: int, experiment: Experiment, sharers: int) -> Re
         rounds_per_epoch=int(experiment.knobs.rounds_per_epoch),
         state=now.state if width == 1 else jax.tree.map(lambda leaf: leaf[run], now.state),
         seconds={name: spent / sharers for name, spent in now.seconds.items()},
+        links=links,
+        accepted_since=since if len(since) == len(curves["round"]) else None,
     )

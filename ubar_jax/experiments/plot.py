@@ -20,10 +20,10 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from absl import flags
-from matplotlib.figure import Figure
 
 from ubar_jax.config import REGISTRIES, Config
 from ubar_jax.experiments import command
+from ubar_jax.experiments.pictures import Figure
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import Run, load_runs, open_folder, varying, write_table
 

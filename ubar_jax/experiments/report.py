@@ -5,26 +5,21 @@ with their attackers and numbers, every node's accuracy and the accepted message
 notices, times, command, date and versions. Repeat --results to combine several folders.
 """
 
-import base64
 import collections
-import contextlib
 import datetime
 import html
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import networkx as nx
 import numpy as np
 import pandas as pd
 from absl import flags
-from matplotlib.figure import Figure
 
 from ubar_jax.experiments import plot
-from ubar_jax.parts import topology
+from ubar_jax.experiments.drawing import accepted_edges, draw_networks, network
+from ubar_jax.experiments.pictures import image
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import Run, varying
 
@@ -71,7 +66,6 @@ EDGES = """The same runs: share of rounds in which a node (row) accepted the mes
 Byzantine senders are to the right of the line, under the bar. Blank: not neighbours."""
 TIME = """Seconds per round (mean, lowest and highest run), for all evaluations of a run, and for
 compilation. A round is training, attack and aggregation; it includes compilation if that was not timed."""
-BAD = plot.COLOURS[1]
 
 
 def page(
@@ -143,14 +137,6 @@ def table(frame: pd.DataFrame, classes: str | None = None) -> str:
     return f'<div class="wide">{inside}</div>\n'
 
 
-def image(name: str, figure: Figure) -> str:
-    """A figure as HTML, embedded in the page."""
-    figure.savefig(buffer := io.BytesIO(), format="png", dpi=120)
-    inside = base64.b64encode(buffer.getvalue()).decode()
-    alt = html.escape(name.replace("_", " "))
-    return f'<figure><img alt="{alt}" src="data:image/png;base64,{inside}"></figure>\n'
-
-
 def summary(runs: Sequence[Run]) -> list[str]:
     """Final accuracy by rule and varying settings, over all seeds; and the settings common to all runs."""
     varied = ["rule", *varying(runs, plot.SETTINGS)]
@@ -175,15 +161,6 @@ def failures(folders: Sequence[Path]) -> list[str]:
         lines.append({n: str(config.get(n)) for n in ("rule", "attack", "byzantine_ratio", "seed")})
         lines[-1] |= {"error": error.strip().split("\n")[-1], "folder": path.parent.name}
     return [text("Failed runs", "h3"), table(pd.DataFrame(lines))] if lines else []
-
-
-def network(run: Run) -> nx.Graph:
-    """The run's network, built again. Refuses a graph file that is not the run's any more."""
-    spec = topology.topologies.parse(run.config.topology)
-    graph = topology.build(spec, run.config.nodes, run.config.byzantine, run.config.seed)
-    if spec.traits.reads and run.config.digest() != run.digest:
-        raise ConfigError(f"the file of {spec} or another file of the run was edited after the run")
-    return graph
 
 
 def networks(runs: Sequence[Run]) -> list[str]:
@@ -217,31 +194,6 @@ def span(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-@matplotlib.rc_context(plot.PLAIN)
-def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
-    """One panel per network: benign nodes are light circles, Byzantine nodes dark squares."""
-    figure, axes = plot.panels(len(graphs), 3, 3.2)
-    for axis, (run, graph) in zip(axes, graphs, strict=True):
-        benign, places = run.config.nodes, nx.kamada_kawai_layout(graph)
-        width = np.clip(80 / graph.number_of_edges(), 0.25, 0.8)
-        for a, b in graph.edges:
-            look = {"color": BAD, "ls": ":"} if max(a, b) >= benign else {"color": "0.6", "ls": "-"}
-            axis.plot(*zip(places[a], places[b], strict=True), lw=width, zorder=1, **look)
-        shapes = {"benign": ("o", "#CFE8F7", "black"), "Byzantine": ("s", BAD, "white")}
-        for kind, (marker, colour, ink) in shapes.items():
-            nodes = [node for node in graph if (node >= benign) == (kind == "Byzantine")]
-            x, y = np.reshape([places[node] for node in nodes], (-1, 2)).T
-            size = max(30, 200 - 2 * len(graph))
-            axis.scatter(x, y, size, colour, marker=marker, edgecolors="black", zorder=2, label=kind)
-            for node in nodes if len(graph) <= 60 else ():
-                axis.annotate(node, places[node], ha="center", va="center", fontsize=6, color=ink, zorder=3)
-        where = f"{plot.short('topology', run.config.topology)}, seed {run.config.seed}"
-        axis.set_title(f"{where}\n{benign} benign, {len(graph) - benign} Byzantine")
-        axis.axis("off")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
 def accepted(runs: Sequence[Run]) -> list[str]:
     """The figure of accepted edges, and the names of rules that have none."""
     selecting = [run for run in runs if run.curves["accepted"].any()]
@@ -252,27 +204,6 @@ def accepted(runs: Sequence[Run]) -> list[str]:
         why = "a coordinate-wise rule mixes values of all messages"
         parts.append(text(f"No whole message was accepted by {', '.join(others)}: {why}."))
     return parts
-
-
-@matplotlib.rc_context(plot.PLAIN)
-def accepted_edges(runs: Sequence[Run]) -> Figure:
-    """Share of rounds in which the receiver (row) accepted the sender (column); one panel per run."""
-    figure, axes = plot.panels(len(runs), 3, 3.2)
-    for axis, run in zip(axes, runs, strict=True):
-        share = run.curves["accepted"] / run.config.rounds
-        benign, n = share.shape
-        with contextlib.suppress(ConfigError):  # if the network cannot be built again, no cell is blank
-            share[nx.to_numpy_array(network(run), nodelist=range(n))[:benign] == 0] = np.nan
-        picture = axis.imshow(share, vmin=0, vmax=1, cmap="cividis", aspect="auto")
-        if n > benign:
-            axis.axvline(benign - 0.5, color=BAD, lw=2)
-            above = {"transform": axis.get_xaxis_transform(), "clip_on": False, "solid_capstyle": "butt"}
-            axis.plot([benign - 0.5, n - 0.5], [1.02, 1.02], color=BAD, lw=4, **above)
-        axis.set_title(plot.run_words(run), pad=8)
-        axis.set(xlabel=f"sender (Byzantine: {benign} and up)" if n > benign else "sender", ylabel="receiver")
-        axis.locator_params(integer=True)
-    figure.colorbar(picture, ax=axes, label="share of rounds accepted", pad=0.02, aspect=30)
-    return figure
 
 
 def _read(path: Path) -> dict:

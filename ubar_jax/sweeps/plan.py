@@ -13,10 +13,10 @@ from ubar_jax.engine.compilation import Compiled, compiled_chunk, repaired_cache
 from ubar_jax.engine.preparation import Experiment, prepare
 from ubar_jax.engine.simulation import Snapshot, first_snapshot, run
 from ubar_jax.files import disk_is_full
+from ubar_jax.progress import compiling, progress_bar
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import checkpoints, results
 from ubar_jax.sweeps.groups import choose_width, grouped, in_packs
-from ubar_jax.sweeps.progress import progress_bar
 from ubar_jax.types import Result
 
 
@@ -92,7 +92,7 @@ def carry_out(
     begun, notices = _begun(plan, folder, known.keys())
     packs = begun + _fresh_packs(plan, {d for digests in begun for d in digests}, width)
     left = [e for d, e in known.items() if d not in plan.finished]
-    failed, programs, compiling = dict(plan.failed), {}, 0.0
+    failed, programs, compile_seconds = dict(plan.failed), {}, 0.0
     with progress_bar(sum(e.config.rounds for e in left)) as bar, repaired_cache():
         for notice in notices:
             bar.write(f"notice: {notice}")
@@ -110,12 +110,12 @@ def carry_out(
                     checkpoints.remove(folder, digests)  # a checkpoint of other versions may be there
                 checkpointing = checkpoints.writing(folder, digests, checkpoint_seconds)
                 with _watcher(bar, digests, len(members), folder if tensorboard else None) as watch:
-                    ran = run(pack, watch, start, checkpointing, lambda _: bar.set_postfix_str("compiling"))
+                    ran = run(pack, watch, start, checkpointing, compiling(bar))
             except Exception as error:
                 broken, finished = dict.fromkeys(members, error), False
             else:
-                compiling += sum(result.seconds["compilation"] for result in ran)
-                compiling -= start.seconds["compilation"] if start else 0
+                compile_seconds += sum(result.seconds["compilation"] for result in ran)
+                compile_seconds -= start.seconds["compilation"] if start else 0
                 key = (pack[0].program, len(pack))
                 programs[key] = compiled_chunk(*key)
                 broken = _save(folder, dict(zip(digests, ran, strict=True)), members, models)
@@ -127,7 +127,7 @@ def carry_out(
             failed |= broken
             over += len(members)
             bar.update(before + len(members) * pack[0].config.rounds - bar.n)
-    seconds = {"total": time.perf_counter() - started, "compilation": compiling}
+    seconds = {"total": time.perf_counter() - started, "compilation": compile_seconds}
     return Outcome(failed, list(programs.values()), seconds)
 
 

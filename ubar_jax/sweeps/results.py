@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 FORMAT = 1
 RUNS = "[!.]*/summary.json"
 TABLE = "runs.csv"
+EDGES = (
+    "accepted",
+    "links",
+    "accepted_since",
+)  # in curves.npz, but no curves; the last two are not in old runs
 
 
 class Run(NamedTuple):
@@ -110,18 +115,25 @@ def _appearing(final: Path) -> Iterator[Path]:
         raise
 
 
+def as_run(result: Result) -> Run:
+    """A result as it would be read from disk."""
+    edges = {name: getattr(result, name) for name in EDGES if getattr(result, name) is not None}
+    return Run(result.config, edges | result.curves, summarise(result), result.digest)
+
+
 def save(folder: Path, result: Result, models: bool = False) -> None:
     """Writes one run atomically."""
+    run = as_run(result)
     with _appearing(folder / result.digest) as part:
         write_json(part / "config.json", dataclasses.asdict(result.config))
-        curves: dict[str, Any] = {"accepted": result.accepted, **result.curves}
+        curves: dict[str, Any] = run.curves
         np.savez_compressed(part / "curves.npz", **curves)
         if models:
             state = result.state._replace(key=jax.random.key_data(result.state.key))
             leaves, _ = jax.tree_util.tree_flatten_with_path(state)
             named: dict[str, Any] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
             np.savez(part / "models.npz", **named)
-        write_json(part / "summary.json", summarise(result))
+        write_json(part / "summary.json", run.summary)
 
 
 def save_failure(folder: Path, digest: str, config: Config, error: Exception) -> None:
@@ -179,7 +191,7 @@ def load(*folders: str | Path) -> "pd.DataFrame":
             columns["epoch"] = columns["round"] / run.summary["rounds_per_epoch"]
         per_round = False
         for name, values in run.curves.items():
-            if name not in ("round", "accuracy", "accepted"):
+            if name not in ("round", "accuracy", *EDGES):
                 if per_round:  # no value before the first round
                     values = np.concatenate([[np.nan], values])[columns["round"]]
                 columns[name] = values if values.ndim == 1 else values.mean(axis=1)

@@ -59,7 +59,14 @@ class RuleTraits:
 
 
 Rule = Spec[RuleTraits]
-rules = Registry("rule", given=1, traits=RuleTraits, helpers=("count",))
+rules = Registry(
+    "rule",
+    given=1,
+    traits=RuleTraits,
+    helpers=("count",),
+    contract="A rule is a function from an inbox to (what to mix in [r, d], info {name: array}); one with "
+    "init= is a function from (inbox, memory) to (mixed, info, memory).",
+)
 
 
 def make_inbox(
@@ -127,9 +134,27 @@ def aggregate(rule: Rule, inbox: Inbox, memory: Any = ()) -> tuple[Array, dict[s
     """
     if rule.traits.defends:
         inbox = linalg.drop_bad(inbox)
-    if rule.traits.init is None:
-        mixed, info = rule(inbox)
-    else:
-        mixed, info, memory = rule(inbox, memory)
+    mixed, info, memory = _checked(rule, inbox, memory)
     heard = jnp.any(inbox.graph.mask, axis=1)
     return jnp.where(heard[:, None], mixed, inbox.own), info, memory
+
+
+def _checked(rule: Rule, inbox: Inbox, memory: Any) -> tuple[Array, dict[str, Array], Any]:
+    """Applies the rule; refuses a result of the wrong form or shape."""
+    remembers = rule.traits.init is not None
+    out = rule(inbox, memory) if remembers else rule(inbox)
+    if not isinstance(out, tuple) or len(out) != 2 + remembers:
+        told = f"{len(out)} things" if isinstance(out, tuple) else f"a {type(out).__name__}"
+        raise rule.part.wrong(f"returned {told} instead of {2 + remembers}")
+    mixed, info, memory = out if remembers else (*out, memory)
+    if jnp.shape(mixed) != inbox.own.shape:
+        r, d = inbox.own.shape
+        raise rule.part.wrong(f"returned shape {list(jnp.shape(mixed))} to mix in, not [r, d] = [{r}, {d}]")
+    if not isinstance(info, dict):
+        raise rule.part.wrong(f"returned a {type(info).__name__} as info, not a dict")
+    for name in ("selected", "candidates"):
+        edges = jnp.asarray(info.get(name, inbox.graph.mask))
+        if edges.shape != inbox.graph.mask.shape or edges.dtype != bool:
+            (r, k), told = inbox.graph.mask.shape, f"{edges.dtype} of shape {list(edges.shape)}"
+            raise rule.part.wrong(f"returned {name!r} as {told}, not bool of [r, K] = [{r}, {k}]")
+    return mixed, info, memory

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from ubar_jax.registry import ConfigError, Number, Registry, Spec
@@ -39,7 +40,14 @@ class AttackTraits:
 
 
 Attack = Spec[AttackTraits]
-attacks = Registry("attack", given=2, traits=AttackTraits)
+attacks = Registry(
+    "attack",
+    given=2,
+    traits=AttackTraits,
+    contract="An attack is a function from (key, view) to one message per Byzantine node [f, d], or per "
+    "benign receiver [n_b, d] if it is tailored; one with init= is a function from (key, view, memory) to "
+    "(messages, memory).",
+)
 
 
 Positive = Annotated[float, Number(0, open_low=True)]
@@ -56,8 +64,20 @@ def messages_of(
 ) -> tuple[Array, Any]:
     """(the attack's messages, what it remembers); `numbers` are its real-valued arguments."""
     if attack.traits.init is None:
-        return attack(key, view, **numbers), memory
-    return attack(key, view, memory, **numbers)
+        sent = attack(key, view, **numbers)
+    else:
+        out = attack(key, view, memory, **numbers)
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise attack.part.wrong("did not return (messages, memory)")
+        sent, memory = out
+    tailored = [view.benign, view.byzantine + view.benign]
+    rows = [view.byzantine] if tailored_since(attack) is None else tailored
+    if jnp.shape(sent) not in [(n, view.own.shape[1]) for n in rows]:
+        got = list(jnp.shape(sent)) if hasattr(sent, "shape") else f"a {type(sent).__name__}"
+        raise attack.part.wrong(
+            f"returned {got}, not {' or '.join(str([n, view.own.shape[1]]) for n in rows)}"
+        )
+    return sent, memory
 
 
 def tailored_since(attack: Attack) -> int | None:

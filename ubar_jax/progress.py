@@ -1,9 +1,10 @@
-"""Progress of a sweep: a bar on a terminal; elsewhere (log file, batch queue) a line every 30 seconds."""
+"""Progress of runs: a bar on a terminal or in a notebook; elsewhere a line every 30 seconds."""
 
 import contextlib
+import importlib.util
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
@@ -22,11 +23,31 @@ class _Lines:
         pass
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _bar_class() -> type[tqdm]:
+    """The bar for a terminal or, where ipywidgets draws them, for a notebook."""
+    if in_notebook() and importlib.util.find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm as widget
+
+        return widget
+    return tqdm
+
+
+def compiling(bar: tqdm) -> Callable[[str], None]:
+    """A callback for messages about the compilation, "" when it is over; the bar shows the word compiling."""
+    return lambda words: bar.set_postfix_str("compiling" if words else "")
+
+
 @contextlib.contextmanager
 def progress_bar(rounds: int) -> Iterator[tqdm]:
-    """A bar over all rounds of a sweep."""
-    if sys.stderr.isatty():
-        with tqdm(total=rounds, unit="round") as bar:
+    """A bar over the rounds of one run or of a sweep."""
+    if sys.stderr.isatty() or in_notebook():
+        with _bar_class()(total=rounds, unit="round") as bar:
             yield bar
         return
     never = float("inf")  # only the thread below shows the bar
