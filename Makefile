@@ -3,6 +3,7 @@
 # make test-oldest, make test-colab: the fast tests, all tests of rules and attacks and those of downloads, with the
 # lowest allowed versions on Python 3.11, and with the versions of Colab (August 2026) on Python 3.13.
 # make lint: check style and types. make wheel: build dist/*.whl and dist/*.tar.gz.
+# make notebooks: execute the notebooks and write them with their outputs.
 PYTHON ?= python3
 PYTHON311 ?= python3.11
 PYTHON313 ?= python3.13
@@ -14,7 +15,7 @@ FAST = -m pytest -n 2 --dist=worksteal -m "not slow and not medium"
 CONTRACTS = -m pytest -n 2 --dist=worksteal -m "slow or medium" \
   tests/parts/test_rules.py tests/parts/test_attacks.py tests/parts/test_download.py
 
-.PHONY: quickstart quicktest test test-all test-oldest test-colab lint wheel clean
+.PHONY: quickstart quicktest test test-all test-oldest test-colab lint wheel notebooks clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +62,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+notebooks: $(VENV)/.installed
+	$(BIN)/python experiments/notebooks/build.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-colab build dist results

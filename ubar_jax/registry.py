@@ -18,8 +18,10 @@ Traits = TypeVar("Traits")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_INTEGER = 2**31 - 1
-TRACED = """JAX traces the function once, with shapes but without values: write jnp.where(a, b, c) instead of
-`b if a else c`, multiply by a mask instead of indexing with it, and use jnp instead of np."""
+TRACED = (
+    "JAX traces the function with shapes but without values: write jnp.where(a, b, c) instead of `b if a "
+    "else c`, multiply by a mask instead of indexing with it, and use jnp instead of np"
+)
 SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # positive normal float32
 
 
@@ -179,16 +181,16 @@ class Part(Generic[Traits]):
 
     def wrong(self, what: str) -> PartError:
         """The error for a part that does not do what it must."""
-        return PartError(f"{self.kind} {self.name!r} {what}\n{self.contract}".rstrip())
+        return PartError(f"{self.kind} {self.name!r} {what}. {self.contract}".rstrip())
 
     def failed(self, error: Exception) -> PartError:
         """The error for a part that raised another, with the line of the part where it did."""
         file = inspect.unwrap(self.function).__code__.co_filename
         lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         where = f" at line {lines[-1].lineno} of {_file_words(file)}, `{lines[-1].line}`" if lines else ""
-        said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0].rstrip('.')}"
         if type(error).__module__.startswith("jax"):
-            said += f"\n{TRACED}"
+            said += f". {TRACED}"
         return self.wrong(f"failed{where}: {said}")
 
     def signature(self) -> str:
@@ -266,7 +268,7 @@ class Registry(Generic[Traits]):
         if len(places) < given_first and not any(p.kind is p.VAR_POSITIONAL for p in taken):
             called = name or function.__name__
             takes = f"takes {len(places)} arguments, but is called with {given_first}"
-            raise ConfigError(f"{self.kind} {called!r} {takes}\n{self.contract}".rstrip())
+            raise ConfigError(f"{self.kind} {called!r} {takes}. {self.contract}".rstrip())
         parameters = {
             p.name: Argument.of(p)
             for p in taken[given_first:]

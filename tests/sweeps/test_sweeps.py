@@ -337,7 +337,9 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, broken_rule
     outcome = sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
     assert list(outcome.failed) == [configs[0].digest()]
     failure = json.loads((tmp_path / configs[0].digest() / "failed.json").read_text())
-    assert failure["error"] == "RuntimeError: this rule is broken" and failure["config"]["rule"] == "broken"
+    assert "PartError: rule 'broken' failed at line " in failure["error"]
+    assert ": RuntimeError: this rule is broken. A rule is a function" in failure["error"]
+    assert failure["config"]["rule"] == "broken"
     assert len(results.load_runs(tmp_path)) == 2
     plan = sweeps.make_plan(configs, tmp_path)
     assert [e.config for g in plan.left for e in g] == configs[:1]  # the failed run is repeated
@@ -472,7 +474,8 @@ def test_dry_run_and_exit_codes(tmp_path):
     real = sweep(*args, cwd=tmp_path)
     out, err = real.communicate(timeout=300)
     assert real.returncode == 1
-    assert "FAILED: broken under none, seed 0: division by zero" in err and "2 of 4 runs failed" in err
+    failed = "rule 'broken' failed at line 6 of mine.py, `1 / 0`: ZeroDivisionError: division by zero"
+    assert f"FAILED: broken under none, seed 0: {failed}" in err and "2 of 4 runs failed" in err
     assert len(results.load_runs(tmp_path / "out")) == 2
     about = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert about["groups"] == 2 and "--plugin=mine.py" in about["command"] and "jax" in about["versions"]
