@@ -185,7 +185,7 @@ class Part(Generic[Traits]):
 
     def failed(self, error: Exception) -> PartError:
         """The error for a part that raised another, with the line of the part where it did."""
-        file = inspect.unwrap(self.function).__code__.co_filename
+        file = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "")
         lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         where = f" at line {lines[-1].lineno} of {_file_words(file)}, `{lines[-1].line}`" if lines else ""
         said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0].rstrip('.')}"

@@ -22,7 +22,7 @@ ADDRESS = re.compile(r"^ADDRESS = [^#\n]*?(?=  #)", re.MULTILINE)
 def address() -> str | None:
     """The project's address in pyproject.toml; None while it is not decided."""
     about = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
-    return about["project"].get("urls", {}).get("Repository")
+    return about["tool"]["ubar_jax"]["address"] or None
 
 
 def with_address(text: str) -> str:

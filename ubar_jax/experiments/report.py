@@ -20,6 +20,7 @@ from absl import flags
 from ubar_jax.experiments import plot
 from ubar_jax.experiments.drawing import accepted_edges, draw_networks, network
 from ubar_jax.experiments.pictures import image
+from ubar_jax.parts import topology
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import Run, varying
 
