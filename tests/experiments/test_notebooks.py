@@ -73,7 +73,7 @@ def test_the_first_cell_says_what_to_do_where_nothing_is_installed(name, tmp_pat
     )
     monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command[-1]))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ImportError, match="Upload its wheel .* or open the notebook inside a checkout"):
+    with pytest.raises(ImportError, match=r"Upload its wheel .* or open the notebook inside a checkout"):
         exec(source, {})
     (tmp_path / "ubar_jax-0.1.0-py3-none-any.whl").touch()
     exec(source, {})
