@@ -49,9 +49,8 @@ class Program:
     order: Order = "while"
     judge: Judge = "batch"
     local_steps: int = 1  # L
-    inner: tuple[
-        Attack, ...
-    ] = ()  # attacks named in the attack's arguments: registered again, compiled again
+    # Attacks named in the attack's arguments: one that is registered again is compiled again.
+    inner: tuple[Attack, ...] = ()
 
 
 @functools.lru_cache(maxsize=32)

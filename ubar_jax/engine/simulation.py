@@ -28,10 +28,9 @@ class Snapshot(NamedTuple):
 
     state: RoundState  # leaves [W, ...]; without that axis if W = 1
     done: int  # rounds so far
-    points: dict[
-        str, np.ndarray
-    ]  # {name: [W, E, ...]}, numbers per evaluation; "accepted" [W, E, n_b, K] are
-    # those of `accepted` since the evaluation before; checkpoints of older versions lack it
+    # {name: [W, E, ...]}, numbers per evaluation; "accepted" [W, E, n_b, K]: the part of `accepted` since the
+    # evaluation before, which checkpoints of older versions lack
+    points: dict[str, np.ndarray]
     rounds: dict[str, np.ndarray]  # {name: [W, T, ...]}, numbers per round
     accepted: np.ndarray  # [W, n_b, K] number of rounds in which the slot's message was accepted
     seconds: dict[str, float]
