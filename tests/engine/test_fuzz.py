@@ -121,7 +121,7 @@ def test_random_settings():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_many_random_settings(seed):
-    check_many(seed, int(os.environ.get("UBAR_FUZZ", 60)) // 2)
+    check_many(seed, int(os.environ.get("UBAR_FUZZ", 24)) // 2)
 
 
 def test_settings_differ():

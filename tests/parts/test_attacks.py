@@ -138,7 +138,7 @@ QUICKLY = ("gaussian", "bit_flip", "mhamdi", "label_flip", "dissensus", "sleeper
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("value", [np.nan, *slowly(np.inf, 1e30)])
+@pytest.mark.parametrize("value", [np.nan, *slowly(1e30)])
 @pytest.mark.parametrize("spec", [*attacks.parts, *slowly(*OTHERS)])
 def test_one_lost_model_does_not_disarm_the_attackers(spec, value):
     """The other nodes get the same messages as if the lost node did not exist."""

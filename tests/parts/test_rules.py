@@ -75,10 +75,10 @@ MANY += [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", MANY)
-def test_equal_to_the_reference_on_200_random_graphs(spec):
+def test_equal_to_the_reference_on_many_random_graphs(spec):
     rule = rules.parse(spec)
     run, traces = make_runner(rule)
-    for seed in range(1000, 1200):
+    for seed in range(1000, 1100):
         case = random_case(seed, least=1 + seed % 3, d=5)
         if seed % 4 == 0:  # the attackers all send the same vector
             case.sent[case.benign :] = case.sent[case.benign]
