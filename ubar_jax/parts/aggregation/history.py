@@ -53,7 +53,7 @@ def afa(
     def narrow(state):
         left, xi, _ = state
         pull = jnp.where(left, trust(record) * lengths, 0)
-        along = jnp.einsum("rkl,rl->rk", cosines, pull, precision=linalg.HIGHEST)
+        along = jnp.sum(cosines * pull[:, None, :], axis=2)
         whole = jnp.sum(pull * along, axis=1, keepdims=True)
         similar = along / jnp.sqrt(jnp.maximum(whole, 1e-30))
         count = jnp.maximum(jnp.sum(left, axis=1, keepdims=True), 1)
@@ -87,7 +87,10 @@ def _directions(inbox: Inbox, of: str) -> tuple[Array, Array]:
         squares = linalg.all_distances(inbox)
         to_own = squares[:, :-1, -1]
         gram = (to_own[:, :, None] + to_own[:, None, :] - squares[:, :-1, :-1]) / 2
-    lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(gram, axis1=1, axis2=2), 0)) + 1e-30
-    cosines = gram / lengths[:, :, None] / lengths[:, None, :]
-    longest = jnp.max(jnp.where(inbox.graph.mask, lengths, 1e-30), axis=1, keepdims=True)
-    return jnp.where(inbox.graph.mask, lengths / longest, 0), cosines
+    squares = jnp.diagonal(gram, axis1=1, axis2=2)
+    pointing = inbox.graph.mask & (squares > 0)  # dropped messages are zero, and 0 / 0 is NaN
+    lengths = jnp.sqrt(jnp.where(pointing, squares, 1))
+    cosines = gram / (lengths[:, :, None] * lengths[:, None, :])
+    cosines = jnp.where(pointing[:, :, None] & pointing[:, None, :], cosines, 0)
+    lengths = jnp.where(pointing, lengths, 0)
+    return lengths / jnp.maximum(jnp.max(lengths, axis=1, keepdims=True), 1e-30), cosines
