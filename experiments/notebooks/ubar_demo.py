@@ -100,7 +100,7 @@ for name, result in {"average": averaging, "UBAR": ubar}.items():
 # %% [markdown]
 # ## Who listened to whom, over time
 #
-# Circles are benign nodes; the brighter, the better they read. A grey line is a message that was
+# Press play. Circles are benign nodes; the brighter, the better they read. A grey line is a message that was
 # accepted from a benign node, a red one from an attacker; the thicker, the more often.
 
 # %%
@@ -135,7 +135,7 @@ def closer_half(inbox):
 # ## A small sweep
 #
 # Three rules against three attacks and no attack: noise, the model with its sign turned round (`bit_flip`), and
-# `alie`, which stays so close to the honest models that it is hard to tell from them. A grid is a dictionary; every
+# `alie`, which stays close to the honest models. A grid is a dictionary; every
 # list in it is varied.
 
 # %%
@@ -152,7 +152,7 @@ swept.heat_map("attack")
 # Every cell is the accuracy of the worst benign node at the end, in per cent. The same numbers as a table:
 
 # %%
-swept.table()
+swept.table().drop(columns="seconds")
 
 # %% [markdown]
 # ## Where the closer half goes wrong
@@ -167,9 +167,11 @@ print(f"worst: node {node}, {mine.final['accuracy'][node]:.1%}")
 print(f"{len(heard)} neighbours, {sum(heard >= NODES)} of them attackers")
 
 # %% [markdown]
-# Next, who was accepted by whom: one row per receiver, one column per sender, the attackers to the right of the
-# line. A bright cell there is noise that was taken in most rounds. A node with many attackers around it has some of
-# them in its closer half, however far away they are; UBAR's second stage, which looks at the loss, is there for that.
+# Next, who accepted whom: one row per receiver, one column per sender, the attackers to the right of the line. Find
+# the row of that node. In the run that is stored here, four of its six neighbours are attackers. Its closer half is three
+# neighbours, so at least one attacker is among them in every round, however far away he is.
+#
+# UBAR keeps fewer (the share `rho`), and a model that is worse than the node's own is dropped even if it is close.
 
 # %%
 mine.accepted_edges()

@@ -312,3 +312,13 @@ def test_bad_input_gets_one_clear_message(module, args, message, tmp_path):
     done = run_module(module, *args, cwd=tmp_path)
     assert done.returncode != 0
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_strengths_are_in_the_order_of_numbers():
+    runs = [make_run(attack=f"ipm(eps={eps})", byzantine_ratio=0.4) for eps in (10, 3, 0.5, 100)]
+    assert [value.split("=")[1] for value in plot.settings(runs, "attack")] == [
+        "0.5)",
+        "3.0)",
+        "10.0)",
+        "100.0)",
+    ]

@@ -83,9 +83,15 @@ def settings(runs: Sequence[Run], name: str) -> list:
     def order(value):
         part = str(value).split("(")[0]
         rank = known.index(part) if part in known else len(known)
-        return rank, 0 if isinstance(value, str | None) else value, str(value)
+        return rank, 0 if isinstance(value, str | None) else value, _natural(str(value))
 
     return sorted({getattr(run.config, name) for run in runs}, key=order)
+
+
+def _natural(text: str) -> list[str | float]:
+    """A key by which `a(x=3)` comes before `a(x=10)`: words and numbers in turns."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Run]]]:
