@@ -31,6 +31,7 @@ def lists(**given):
     defaults |= {"dataset": ["digits"], "model": ["mlp"], "sharding": ["iid"], "optimizer": ["sgd"]}
     defaults |= {"schedule": ["fading"], "nodes": [6], "byzantine_ratio": [0.5], "rounds": [4]}
     defaults |= {"learning_rate": [0.05], "batch_size": [16], "seeds": ["0"], "rho": ["0.4"]}
+    defaults |= {"local_steps": [1], "held_out": [0.0], "judge": ["batch"]}
     return {**defaults, **given}
 
 

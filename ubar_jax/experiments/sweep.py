@@ -114,7 +114,7 @@ GRID += ("rounds", "seeds", "order", "local_steps", "held_out", "judge")
 
 def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:
     """(product of the lists, with each run once, notices)."""
-    values = {k: list(v) if v else [getattr(DEFAULT, k, None)] for k, v in values.items()}
+    values = {k: list(v) if v else [None] for k, v in values.items()}
     values["rho"] = [_number_or_word(rho) for rho in values["rho"]]
     values["seed"] = [_seed(s) for text in values.pop("seeds") for s in text.split(",")]
     runs: dict[str, Resolved] = {}
