@@ -239,7 +239,7 @@ def test_optimizers_change_the_steps(optimizer):
             "held-out part is smaller than a batch: .*, of which 5 are",
         ),
         ({"held_out": 1.0}, r"held_out is a number in \[0, 1\)"),
-        ({"held_out": 0.99}, r"larger than a node's share: .*, of which 101 are held out"),
+        ({"held_out": 0.99}, r"larger than a node's share: .*, of which 100 are held out"),
         ({"order": "than"}, "order is 'while' or 'then' or None"),
         ({"rule": "byrdie", "order": "then"}, "does not work with order='then'; it works with 'while'"),
         ({"local_steps": 50}, "more than an epoch: .* take at most [0-9]+ local steps"),
