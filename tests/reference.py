@@ -293,8 +293,7 @@ def zeno(node, ratio, rho, byzantine):
 
 
 def zeno_pp(node, memory, rho, eps, every):
-    v, age = memory or (None, 0)
-    v = node.gradient() if age == 0 else v
+    v = node.gradient() if node.t % every == 0 else memory
     rate, steps = node.learning_rate, {}
     for j, message in enumerate(node.messages):
         g = (node.own - message) / rate
@@ -303,7 +302,7 @@ def zeno_pp(node, memory, rho, eps, every):
         if rate * (v @ g) - rho * (g @ g) + rate * eps >= 0:
             steps[j] = g
     mixed = node.own - rate * np.mean(list(steps.values()), axis=0) if steps else node.own
-    return mixed, list(steps), (v, (age + 1) % every)
+    return mixed, list(steps), v
 
 
 def loss_gate(node, margin):

@@ -150,10 +150,9 @@ class Result(NamedTuple):
     state: RoundState
     seconds: dict[str, float]  # setup, compilation, rounds, evaluation; this run's share of shared work
     links: np.ndarray  # [M, 2] int32: receiver and sender of every link to a benign node
-    accepted_since: (
-        np.ndarray | None
-    )  # [E, M] per evaluation: rounds since the one before in which the link's
-    # message was accepted; None if the run was resumed from a checkpoint that does not have it
+    # [E, M] per evaluation: rounds since the one before in which the link's message was accepted; None if the
+    # run was resumed from a checkpoint that does not have it
+    accepted_since: np.ndarray | None
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:9} {value}" for name, value in self._told().items())

@@ -9,7 +9,7 @@ from ubar_jax import memory
 from ubar_jax.config import Config, Resolved, resolve
 from ubar_jax.engine.program import Learner, Program, model_size, task_of
 from ubar_jax.parts import data, topology
-from ubar_jax.parts.aggregation import count_neighbours, losses_per_run
+from ubar_jax.parts.aggregation import count_neighbours, losses_per_round
 from ubar_jax.parts.aggregation.counts import GUARD
 from ubar_jax.parts.byzantine import attacks, check_range
 from ubar_jax.parts.tasks import models, users_class
@@ -205,7 +205,7 @@ def at_nodes(run: Resolved, graph: Graph, receivers: int) -> AtNodes:
     alpha = config.alpha
     if alpha is None:
         alpha = traits.alpha(degree, **rule.of(traits.alpha))
-    pairs = topology.round_up(losses_per_run(rule, degree, count))
+    pairs = topology.round_up(losses_per_round(rule, degree, count))
     return AtNodes(count, np.broadcast_to(alpha, degree.shape).astype(np.float32), pairs, notices)
 
 

@@ -20,7 +20,7 @@ from ubar_jax.parts.aggregation import (
     aggregate,
     count_neighbours,
     first_memory,
-    losses_per_run,
+    losses_per_round,
     make_inbox,
     rules,
 )
@@ -168,7 +168,7 @@ def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarr
     traits = rule.traits
     degree, _, count = count_neighbours(rule, scene.graph, benign, benign)
     alpha = np.broadcast_to(traits.alpha(degree, **rule.of(traits.alpha)), degree.shape)
-    pairs = topology.round_up(losses_per_run(rule, degree, count))
+    pairs = topology.round_up(losses_per_round(rule, degree, count))
     return count, alpha.astype(np.float32), pairs
 
 

@@ -6,7 +6,7 @@ in listings and plots.
 """
 
 # isort: off
-from ubar_jax.parts.aggregation.base import Rule, aggregate, first_memory, losses_per_run, make_inbox, rules
+from ubar_jax.parts.aggregation.base import Rule, aggregate, first_memory, losses_per_round, make_inbox, rules
 from ubar_jax.parts.aggregation.counts import count_neighbours
 from ubar_jax.parts.aggregation import averaging
 from ubar_jax.parts.aggregation import two_stage
@@ -31,6 +31,6 @@ __all__ = [
     "count_neighbours",
     "first_memory",
     "geometric",
-    "losses_per_run",
+    "losses_per_round",
 ]
 __all__ += ["history", "krum", "make_inbox", "proximity", "rules", "two_stage", "validation"]

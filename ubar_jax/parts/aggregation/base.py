@@ -115,7 +115,7 @@ def make_inbox(
     )
 
 
-def losses_per_run(rule: Rule, degree: np.ndarray, count: np.ndarray) -> int:
+def losses_per_round(rule: Rule, degree: np.ndarray, count: np.ndarray) -> int:
     """The number of losses that the rule asks for in one round, over all receivers."""
     pairs = rule.traits.pairs
     return 0 if pairs is None else int(np.sum(pairs(degree, count)))

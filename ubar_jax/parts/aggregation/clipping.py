@@ -32,8 +32,7 @@ def scclip(inbox: Inbox, tau: Radius = "adaptive"):
     """
     squares = jnp.where(inbox.graph.mask, linalg.own_distances(inbox), 0)
     limit = tau**2 if isinstance(tau, float) else _squared_radius(inbox, squares, tau)[:, None]
-    scale = jnp.minimum(1, jnp.sqrt(limit / jnp.maximum(squares, 1e-30)))
-    return linalg.towards(inbox, inbox.weights * scale), {}
+    return linalg.towards(inbox, inbox.weights * _scale(squares, limit)), {}
 
 
 def _squared_radius(inbox: Inbox, squares: Array, tau: str) -> Array:
@@ -75,13 +74,13 @@ def centred_clipping(
         about = inbox._replace(own=centre)
         squares = jnp.where(inbox.graph.mask, linalg.own_distances(about), 0)
         away = inbox.own - centre
-        mine = _scale(jnp.sum(jnp.square(away), axis=1, keepdims=True), tau) / (heard + 1)
-        return linalg.towards(about, _scale(squares, tau) / (heard + 1)) + mine * away
+        mine = _scale(jnp.sum(jnp.square(away), axis=1, keepdims=True), tau**2) / (heard + 1)
+        return linalg.towards(about, _scale(squares, tau**2) / (heard + 1)) + mine * away
 
     centre = lax.fori_loop(0, steps, step, centre)
     return centre, {}, centre
 
 
-def _scale(squares: Array, tau: float) -> Array:
-    """min(1, tau / distance)."""
-    return jnp.minimum(1, tau / jnp.sqrt(jnp.maximum(squares, 1e-30)))
+def _scale(squares: Array, limit: Array | float) -> Array:
+    """min(1, tau / distance), from the squares of both."""
+    return jnp.minimum(1, jnp.sqrt(limit / jnp.maximum(squares, 1e-30)))

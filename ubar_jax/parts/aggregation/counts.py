@@ -61,6 +61,11 @@ def trim_limit(values):
     return (values - 1) // 2
 
 
+def no_limit(values):
+    """All messages may be taken for Byzantine."""
+    return values
+
+
 def count_neighbours(
     rule: Spec, graph: Graph, receivers: int, benign: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from jax import Array
 
 from ubar_jax.numerics import linalg
 from ubar_jax.parts.aggregation.base import rules
-from ubar_jax.parts.aggregation.counts import clipped, tolerated
+from ubar_jax.parts.aggregation.counts import clipped, no_limit, tolerated
 from ubar_jax.registry import Number
 from ubar_jax.types import Inbox
 
@@ -21,7 +21,7 @@ def nna(inbox: Inbox):
 
     With --optimizer="momentum(decay=0.99, dampening=0.99)" it is MoNNA. Knows n_hat. Cost |N_i| d.
     """
-    kept = jnp.sum(inbox.graph.mask, axis=1) - clipped(inbox, lambda left: left)
+    kept = jnp.sum(inbox.graph.mask, axis=1) - clipped(inbox, no_limit)
     near = (linalg.ranks(linalg.own_distances(inbox)) < kept[:, None]) & inbox.graph.mask
     return linalg.mean_with_own(inbox, near), {"selected": near}
 
@@ -34,7 +34,7 @@ def ios(inbox: Inbox):
     degrees and n_hat. Cost |N_i|^2 d; the pairwise distances are shared by all receivers.
     """
     weights = jnp.concatenate([inbox.weights, linalg.own_weight(inbox)], axis=1)
-    kept = _without_farthest(linalg.all_distances(inbox), weights, clipped(inbox, lambda left: left))
+    kept = _without_farthest(linalg.all_distances(inbox), weights, clipped(inbox, no_limit))
     kept &= inbox.graph.mask
     weights = jnp.where(kept, inbox.weights, 0)
     total = jnp.sum(weights, axis=1, keepdims=True) + linalg.own_weight(inbox)
@@ -52,7 +52,7 @@ def faba(inbox: Inbox):
     distances = jnp.where(jnp.isfinite(distances), jnp.minimum(distances, linalg.BIG / 4), 0)
     weights = jnp.pad(inbox.graph.mask.astype(jnp.float32), ((0, 0), (0, 1)))  # own model has no weight
     distances = jnp.pad(distances, ((0, 0), (0, 1), (0, 1)))
-    kept = _without_farthest(distances, weights, clipped(inbox, lambda left: left)) & inbox.graph.mask
+    kept = _without_farthest(distances, weights, clipped(inbox, no_limit)) & inbox.graph.mask
     return linalg.mean_with_own(inbox, kept), {"selected": kept}
 
 

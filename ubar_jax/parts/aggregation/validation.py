@@ -1,6 +1,6 @@
 """Rules that judge messages by the receiver's own data; `--judge` says by which part of it."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +8,10 @@ from jax import Array, lax
 
 from ubar_jax.numerics import linalg
 from ubar_jax.parts.aggregation.base import JUDGES, rules
-from ubar_jax.parts.aggregation.counts import clipped, tolerated
+from ubar_jax.parts.aggregation.counts import clipped, no_limit, tolerated
 from ubar_jax.parts.aggregation.two_stage import losses_of
 from ubar_jax.registry import Number
-from ubar_jax.types import Inbox, Start
+from ubar_jax.types import Inbox
 
 ROUNDING = 1e-5  # a message that differs from own model by a smaller share is own model
 
@@ -28,27 +28,16 @@ def zeno(inbox: Inbox, ratio: Annotated[float, Number(0, open_low=True)] = 200.0
     far = linalg.own_distances(inbox) / jnp.maximum(ratio * inbox.learning_rate, 1e-30)
     scores = inbox.own_loss[:, None] - losses - far
     usable = jnp.isfinite(losses) & inbox.graph.mask
-    kept = jnp.sum(inbox.graph.mask, axis=1) - clipped(inbox, lambda left: left)
+    kept = jnp.sum(inbox.graph.mask, axis=1) - clipped(inbox, no_limit)
     worst_last = jnp.where(usable, jnp.minimum(-scores, linalg.BIG), jnp.inf)
     best = (linalg.ranks(worst_last) < kept[:, None]) & usable
     return linalg.mean(inbox, best), {"selected": best}
 
 
-class Reference(NamedTuple):
-    """What Zeno++ remembers."""
-
-    gradient: Array  # [r, d]
-    age: Array  # [r] int32: rounds since it was computed
-
-
-def _no_reference(start: Start) -> Reference:
-    return Reference(jnp.zeros_like(start.own), jnp.zeros(len(start.own), jnp.int32))
-
-
-@rules.register(judges=JUDGES, init=_no_reference)
+@rules.register(judges=JUDGES, init=lambda start: jnp.zeros_like(start.own))
 def zeno_pp(
     inbox: Inbox,
-    memory: Reference,
+    last: Array,
     rho: Annotated[float, Number(0)] = 0.001,
     eps: Annotated[float, Number(0)] = 0.0,
     every: Annotated[int, Number(1, integer=True)] = 10,
@@ -60,7 +49,7 @@ def zeno_pp(
     the mean of the accepted g_j. Knows no number of attackers; meant for --judge=held_out. Cost |N_i| d and
     one gradient in `every` rounds. Remembers v.
     """
-    v = lax.cond(jnp.all(memory.age == 0), inbox.gradient, lambda: memory.gradient)
+    v = lax.cond(inbox.t % every == 0, inbox.gradient, lambda: last)
     rate, length = inbox.learning_rate, jnp.sqrt(jnp.sum(jnp.square(v), axis=1))[:, None]
     distance = jnp.sqrt(jnp.where(inbox.graph.mask, linalg.own_distances(inbox), 0))
     apart = distance > ROUNDING * jnp.sqrt(jnp.sum(jnp.square(inbox.own), axis=1, keepdims=True))
@@ -74,7 +63,7 @@ def zeno_pp(
     accepted = (downhill >= 0) & inbox.graph.mask
     share = rate * shrink / jnp.maximum(jnp.sum(accepted, axis=1, keepdims=True), 1)
     mixed = linalg.towards(inbox, jnp.where(accepted, share, 0))
-    return mixed, {"selected": accepted}, Reference(v, (memory.age + 1) % every)
+    return mixed, {"selected": accepted}, v
 
 
 @rules.register(pairs=lambda degree, count: degree)
