@@ -29,14 +29,19 @@ class Graph(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A training set and its split over the nodes, resident on the device."""
+    """A training set, resident on the device."""
 
     x: Leaf  # [N, H, W, C] uint8
     y: Leaf  # [N] int32
-    shards: Leaf  # [n, s] int32: indices of the examples that each node trains on
     mean: Leaf  # [C] float32: per channel of the training set, in units of x
     std: Leaf  # [C] float32
-    held_out: Leaf | None = None  # [n, v] int32: examples of each node's share that it never trains on
+
+
+class Shares(NamedTuple):
+    """The split of a training set over the nodes: indices of examples."""
+
+    train: Leaf  # [n, s] int32: those that each node trains on
+    held_out: Leaf | None = None  # [n, v] int32: those that it never trains on
 
 
 class Drawn(NamedTuple):

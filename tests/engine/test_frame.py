@@ -137,7 +137,7 @@ def test_attackers_know_order_judge_and_memory(settings):
         params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
         state = state._replace(params=params)
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
-        drawn = jax.tree.map(lambda a: a[0], draw(program, data, state))
+        drawn = jax.tree.map(lambda a: a[0], draw(program.drawing, *experiment.drawn_from, state.key, 0))
         new, _ = make_round(program)(state, drawn, data, graph, experiment.knobs, np.int32(6))
     finally:
         del attacks.parts["probe"]
@@ -155,16 +155,16 @@ def test_attackers_know_order_judge_and_memory(settings):
 @pytest.mark.medium
 def test_held_out_examples_are_random_and_never_trained_on():
     experiment = prepare(dataclasses.replace(BASE, judge="held_out", held_out=0.3))
-    train, held_out = experiment.data.shards, experiment.data.held_out
-    plain = prepare(BASE).data.shards
+    train, held_out = experiment.shares
+    plain = prepare(BASE).shares.train
     share = plain.shape[1]
     assert held_out.shape[1] == int(0.3 * share) and train.shape[1] == share - held_out.shape[1]
     for i in range(len(plain)):
         assert sorted([*train[i], *held_out[i]]) == sorted(plain[i])
         assert list(held_out[i]) != list(plain[i][-len(held_out[i]) :])
-    assert prepare(dataclasses.replace(BASE, held_out=0.3)).data.shards.tolist() == train.tolist()
+    assert prepare(dataclasses.replace(BASE, held_out=0.3)).shares.train.tolist() == train.tolist()
     state = initial_state(experiment.program, 0)
-    drawn = draw(experiment.program, jax.tree.map(jnp.asarray, experiment.data), state)
+    drawn = draw(experiment.program.drawing, *experiment.drawn_from, state.key, 0)
     for i in range(experiment.program.trained):
         assert set(np.asarray(drawn.train)[:, i].ravel()) <= set(train[i].tolist())
         assert set(np.asarray(drawn.judge)[:, i].ravel()) <= set(held_out[i].tolist())
@@ -172,18 +172,16 @@ def test_held_out_examples_are_random_and_never_trained_on():
 
 @pytest.mark.medium
 def test_the_next_judge_is_the_batch_of_the_next_round():
-    program = prepare(dataclasses.replace(BASE, judge="next", local_steps=2)).program
-    data = jax.tree.map(jnp.asarray, prepare(BASE).data)
-    state = initial_state(program, 0)
-    drawn = draw(program, data, state)
-    later = draw(program, data, state._replace(t=jnp.asarray(1)))
+    experiment = prepare(dataclasses.replace(BASE, judge="next", local_steps=2))
+    program, key = experiment.program, jax.random.key(0)
+    drawn, later = (draw(program.drawing, *experiment.drawn_from, key, t) for t in (0, 1))
     assert drawn.train.shape[2] == 2 * program.batch
     np.testing.assert_array_equal(drawn.judge[0], drawn.train[1][:, : program.batch])
     np.testing.assert_array_equal(drawn.judge[1], later.train[1][:, : program.batch])
 
 
 def test_an_epoch_has_fewer_rounds_with_local_steps():
-    share = prepare(BASE).program.learner.share
+    share = prepare(BASE).program.share
     for steps in (1, 3):
         knobs = prepare(dataclasses.replace(BASE, local_steps=steps)).knobs
         assert knobs.rounds_per_epoch == share // (8 * steps)

@@ -12,7 +12,7 @@ from conftest import slowly
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.round import JUDGING, batches, make_round, normalise, ravel
+from ubar_jax.engine.round import JUDGING, batches, draw, make_round, normalise, ravel
 from ubar_jax.parts.aggregation import aggregate, first_memory, rules
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case, start_of
@@ -43,12 +43,11 @@ def mlp_loss_and_gradient(x, images, labels, sizes):
 
 def examples_of(experiment, state, rounds):
     """(train [rounds, r, L b], judge [rounds, r, b]): the examples of every round, as indices."""
-    program, data = experiment.program, experiment.data
-    size, key, shards = program.batch, state.key, data.shards[: program.trained]
+    program, (shards, held_out) = experiment.program, experiment.drawn_from
+    size, key = program.batch, state.key
     train = np.asarray(batches(shards, key, 0, rounds + 1, size * program.local_steps))
     judge = {"batch": train[:-1, :, :size], "next": train[1:, :, :size]}
     if program.judge == "held_out":
-        held_out = data.held_out[: program.trained]
         judge["held_out"] = np.asarray(batches(held_out, key, 0, rounds, size, JUDGING))
     return train[:-1], judge[program.judge]
 
@@ -72,7 +71,7 @@ def numpy_network(experiment, state, rounds):
         return mlp_loss_and_gradient(x, *loaded(index), sizes)
 
     for t in range(rounds):
-        epoch = t // (data.shards.shape[1] // (program.batch * program.local_steps))
+        epoch = t // (program.share // (program.batch * program.local_steps))
         rate = config.learning_rate * 20 / (20 + epoch)
         update = np.zeros_like(models)
         for i in range(program.trained):
@@ -218,7 +217,7 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
         params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
-        index = batches(experiment.data.shards[: program.trained], state.key, 0, 1, program.batch)[0]
+        index = batches(experiment.drawn_from.train, state.key, 0, 1, program.batch)[0]
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
         state = state._replace(params=params)
         new, seen = step(state, Drawn(index), data, graph, experiment.knobs, np.int32(1))
@@ -245,7 +244,9 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
     data = experiment.data
     state = initial_state(experiment.program, config.seed)
     x = np.asarray(ravel(state.params)[0], float)[0]
-    together = np.asarray(batches(data.shards, state.key, 0, 1, 10)).ravel()  # one batch of 60
+    together = np.asarray(
+        batches(experiment.drawn_from.train, state.key, 0, 1, 10)
+    ).ravel()  # one batch of 60
     images = np.asarray(normalise(data, data.x[together]), float)
     _, gradient = mlp_loss_and_gradient(x, images, data.y[together], (64, 100, 10))
     got = np.asarray(ravel(simulate(config).state.params)[0]).mean(0)
@@ -256,27 +257,31 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
 def test_a_round_can_be_replayed_bit_for_bit():
     config = Config(attack="gaussian", byzantine_ratio=0.3, rounds=6, eval_every=3, batch_size=16)
     experiment = prepare(config)
-    chunk = compiled_chunk(experiment.program).call
+    call = compiled_chunk(experiment.program).call
     arrays = jax.device_put((experiment.data, experiment.graph, experiment.knobs))
-    state, _ = chunk(initial_state(experiment.program, 0), *arrays, np.int32(6))
+
+    def chunk(state):
+        drawn = draw(experiment.program.drawing, *experiment.drawn_from, state.key, state.t)
+        return call(state, drawn, *arrays, np.int32(6))
+
+    state, _ = chunk(initial_state(experiment.program, 0))
     copy = jax.tree.map(jnp.copy, state)
-    one, seen = chunk(state, *arrays, np.int32(6))
-    two, again = chunk(copy, *arrays, np.int32(6))
+    one, seen = chunk(state)
+    two, again = chunk(copy)
     leaves = zip(jax.tree.leaves((one.params, seen)), jax.tree.leaves((two.params, again)), strict=True)
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in leaves)
 
 
 def test_batches_pass_over_every_share_once_an_epoch():
     experiment = prepare(Config(dataset="synthetic(examples=330)", nodes=3, batch_size=20))
-    data = experiment.data
-    key = jax.random.key(1)
-    index = np.asarray(batches(data.shards, key, 0, 15, 20))  # three epochs of five rounds
+    shards, key = experiment.drawn_from.train, jax.random.key(1)
+    index = np.asarray(batches(shards, key, 0, 15, 20))  # three epochs of five rounds
     for epoch in index.reshape(3, 5, 3, 20):
         for i in range(3):
             seen = epoch[:, i].ravel()
-            assert len(set(seen)) == 100 and set(seen) <= set(data.shards[i].tolist())
+            assert len(set(seen)) == 100 and set(seen) <= set(shards[i].tolist())
     assert not np.array_equal(index[:5], index[5:10])
-    np.testing.assert_array_equal(index[7:12], batches(data.shards, key, 7, 5, 20))
+    np.testing.assert_array_equal(index[7:12], batches(shards, key, 7, 5, 20))
 
 
 @pytest.mark.parametrize("rule", rules.parts)

@@ -108,7 +108,7 @@ def test_evaluation_of_any_number_of_examples(size):
     task = make_task("mlp(hidden=2)", shape, 4)
     x, y = rng.integers(0, 256, (size, *shape), np.uint8), rng.integers(0, 4, size).astype(np.int32)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), jax.jit(task.init)(jax.random.key(0)))
-    scale = Data(None, None, None, np.float32([100]), np.float32([50]))
+    scale = Data(None, None, np.float32([100]), np.float32([50]))
     got = jax.jit(make_evaluate(task, 2))(params, scale, x, y)
     x, y = jnp.asarray(x), jnp.asarray(y)
     for i in range(2):

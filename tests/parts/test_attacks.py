@@ -12,7 +12,7 @@ from conftest import not_quickly, slowly
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.round import ravel, without_lost
+from ubar_jax.engine.round import draw, ravel, without_lost
 from ubar_jax.parts.aggregation import rules
 from ubar_jax.parts.byzantine import attacks, first_memory, messages_of, tailored_since
 from ubar_jax.parts.byzantine.moments import alie_z
@@ -347,7 +347,8 @@ def one_round(rule, attack):
     rng = np.random.default_rng(0)
     noisy = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
     before = np.array(ravel(noisy)[0])
-    arguments = (experiment.data, experiment.graph, experiment.knobs, np.int32(1))
+    drawn = draw(program.drawing, *experiment.drawn_from, state.key, state.t)
+    arguments = (drawn, experiment.data, experiment.graph, experiment.knobs, np.int32(1))
     state, _ = compiled_chunk(program).call(state._replace(params=noisy), *arguments)
     view = View(
         own=before,

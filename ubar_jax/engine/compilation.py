@@ -16,14 +16,12 @@ import numpy as np
 from jax import Array, lax
 
 from ubar_jax.engine import evaluation
-from ubar_jax.engine.program import Learner, Program, task_of
+from ubar_jax.engine.program import Drawing, Learner, Program, task_of
 from ubar_jax.engine.round import REMEMBERING, draw, make_round, ravel
 from ubar_jax.files import cache_dir
 from ubar_jax.parts import aggregation, byzantine
-from ubar_jax.types import Data, Graph, Knobs, RoundState, Start
-
-# vmap axes: runs differ in their shards
-ALONG = Data(x=None, y=None, shards=0, mean=None, std=None, held_out=0)
+from ubar_jax.registry import NoTraits, Spec
+from ubar_jax.types import Data, Drawn, Graph, Knobs, RoundState, Start
 
 DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
 
@@ -89,20 +87,14 @@ def initial_state(program: Program, seed: int) -> RoundState:
     """The state before round 0: the same random x_0 for all nodes."""
     key, init_key = jax.random.split(jax.random.key(seed))
     params = _initialiser(program.learner)(init_key)
-    opt_state = program.optimizer().init(params)
-
-    def stack(leaf):
-        return jnp.broadcast_to(leaf[None], (program.trained, *leaf.shape)).copy()
-
-    params, opt_state = jax.tree.map(stack, (params, opt_state))
+    params, opt_state = _stacker(program.optimizer, program.trained)(params)
+    state = RoundState(params, opt_state, jnp.zeros((), jnp.int32), key)
+    if program.rule.traits.init is None and program.attack.traits.init is None:
+        return state
     start = Start(ravel(params)[0], program.slots, program.byzantine, jax.random.fold_in(key, REMEMBERING))
-    return RoundState(
-        params,
-        opt_state,
-        jnp.zeros((), jnp.int32),
-        key,
-        aggregation.first_memory(program.rule, start),
-        byzantine.first_memory(program.attack, start) if program.byzantine else (),
+    return state._replace(
+        rule_memory=aggregation.first_memory(program.rule, start),
+        attack_memory=byzantine.first_memory(program.attack, start) if program.byzantine else (),
     )
 
 
@@ -111,35 +103,64 @@ def _initialiser(learner: Learner) -> Callable:
     return jax.jit(task_of(learner).init)
 
 
+@functools.lru_cache(maxsize=32)
+def _stacker(optimizer: Spec[NoTraits], count: int) -> Callable:
+    """From one model to `count` copies of it and of the optimizer's first state."""
+
+    def stack(params):
+        both = (params, optimizer().init(params))
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (count, *jnp.shape(leaf))), both)
+
+    return jax.jit(stack)
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_draw(how: Drawing, width: int = 1) -> Compiled:
+    """(shards, held_out, key, t) -> Drawn, with the rounds in front; no axis for the runs if width = 1."""
+    return _compile(lambda: _trace_draw(how, width))
+
+
+def _trace_draw(how: Drawing, width: int) -> jax.stages.Traced:
+    index = functools.partial(jax.ShapeDtypeStruct, dtype=np.int32)
+    held_out = index((how.trained, how.held_out)) if how.judge == "held_out" else None
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    arguments = (index((how.trained, how.share)), held_out, key, index(()))
+    drawn: Callable = functools.partial(draw, how)
+    if width > 1:
+        drawn, arguments = jax.vmap(drawn), _stacked(arguments, width)
+    return jax.jit(drawn).trace(*arguments)
+
+
 def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     """Traces a chunk (one dispatch): `scan` over `program.chunk` rounds of `width` runs side by side."""
     step = make_round(program)
 
-    def chunk(state: RoundState, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
+    def chunk(state: RoundState, drawn: Drawn, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
         """Runs until `program.chunk` more rounds, or `rounds` in all, are done."""
 
-        def body(state, drawn):
+        def body(state, now):
             def go(state):
-                return step(state, drawn, data, graph, knobs, rounds)
+                return step(state, now, data, graph, knobs, rounds)
 
             if not program.ragged:
                 return go(state)
             blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
             return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
 
-        state, seen = lax.scan(body, state, draw(program, data, state))
+        state, seen = lax.scan(body, state, drawn)
         return state, seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
 
     if width > 1:
-        chunk = jax.vmap(chunk, in_axes=(0, ALONG, 0, 0, None))
+        chunk = jax.vmap(chunk, in_axes=(0, 0, None, 0, 0, None))
     state, data, graph, knobs = _shapes(program, width)
+    drawn = _trace_draw(program.drawing, width).out_info
     rounds = jax.ShapeDtypeStruct((), np.int32)
-    return jax.jit(chunk, donate_argnums=0).trace(state, data, graph, knobs, rounds)
+    return jax.jit(chunk, donate_argnums=0).trace(state, drawn, data, graph, knobs, rounds)
 
 
 @functools.lru_cache(maxsize=32)
 def compiled_chunk(program: Program, width: int = 1) -> Compiled:
-    """(state, data, graph, knobs, rounds) -> (state, Metrics); no axis for the runs if width = 1."""
+    """(state, drawn, data, graph, knobs, rounds) -> (state, Metrics); no axis for the runs if width = 1."""
     return _compile(lambda: trace_chunk(program, width))
 
 
@@ -159,7 +180,7 @@ def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int,
 
 def statistics_of(data: Data) -> Data:
     """The part of the training data that evaluation needs: mean and deviation."""
-    return data._replace(x=None, y=None, shards=None, held_out=None)
+    return data._replace(x=None, y=None)
 
 
 def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
@@ -186,29 +207,25 @@ def _stacked(tree, *axes: int):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype), tree)
 
 
-def _data_shapes(learner: Learner, n: int) -> Data:
+def _data_shapes(learner: Learner, examples: int) -> Data:
     shape, channels = jax.ShapeDtypeStruct, learner.shape[-1:]
     return Data(
-        x=shape((learner.examples, *learner.shape), np.uint8),
-        y=shape((learner.examples,), np.int32),
-        shards=shape((n, learner.share), np.int32),
+        x=shape((examples, *learner.shape), np.uint8),
+        y=shape((examples,), np.int32),
         mean=shape(channels, np.float32),
         std=shape(channels, np.float32),
-        held_out=shape((n, learner.held_out), np.int32) if learner.held_out else None,
     )
 
 
 def _shapes(program: Program, width: int) -> tuple[RoundState, Data, Graph, Knobs]:
-    """The shapes of a chunk's arguments."""
+    """The shapes of a chunk's arguments, but for the drawn examples."""
     shape, n = jax.ShapeDtypeStruct, program.benign + program.byzantine
     number, count = shape((), np.float32), shape((), np.int32)
-    data = _data_shapes(program.learner, n)
+    data = _data_shapes(program.learner, program.examples)
     graph = Graph(shape((n, program.slots), np.int32), shape((n, program.slots), bool))
     attack = dict.fromkeys(program.strengths, number)
     alpha, counts = (shape((program.trained,), t) for t in (np.float32, np.int32))
     state = jax.eval_shape(lambda: initial_state(program, 0))
-    run = (state, (data.shards, data.held_out), graph, Knobs(number, alpha, counts, count, attack))
-    if width > 1:
-        run = _stacked(run, width)
-    state, (shards, held_out), *rest = run
-    return state, data._replace(shards=shards, held_out=held_out), *rest
+    run = (state, graph, Knobs(number, alpha, counts, count, attack))
+    state, graph, knobs = _stacked(run, width) if width > 1 else run
+    return state, data, graph, knobs

@@ -14,7 +14,7 @@ from ubar_jax.parts.aggregation.counts import GUARD
 from ubar_jax.parts.byzantine import attacks, check_range
 from ubar_jax.parts.tasks import models, users_class
 from ubar_jax.registry import ConfigError, Spec
-from ubar_jax.types import Data, Graph, Knobs
+from ubar_jax.types import Data, Graph, Knobs, Shares
 
 
 class Experiment(NamedTuple):
@@ -26,6 +26,7 @@ class Experiment(NamedTuple):
     network: nx.Graph
     graph: Graph
     data: Data
+    shares: Shares
     knobs: Knobs
     test: tuple[np.ndarray, np.ndarray]
 
@@ -36,6 +37,14 @@ class Experiment(NamedTuple):
     @property
     def digest(self) -> str:
         return self.resolved.digest
+
+    @property
+    def drawn_from(self) -> Shares:
+        """The shares of the nodes that train, as far as examples are drawn from them."""
+        trained, (train, held_out) = self.program.trained, self.shares
+        if self.program.judge != "held_out" or held_out is None:
+            return Shares(train[:trained])
+        return Shares(train[:trained], held_out[:trained])
 
 
 class AtNodes(NamedTuple):
@@ -55,7 +64,7 @@ def prepare(config: Config | Resolved) -> Experiment:
     run = config if isinstance(config, Resolved) else resolve(config)
     config = run.config
     dataset = data.load(config.dataset)
-    shards, held_out = split_data(run, dataset)
+    shares = split_data(run, dataset)
     learner = Learner(
         model=config.model,
         make_model=users_class(config.model)
@@ -63,9 +72,6 @@ def prepare(config: Config | Resolved) -> Experiment:
         else models.parse(config.model).part.function,
         shape=dataset.train_x.shape[1:],
         classes=dataset.classes,
-        examples=len(dataset.train_y),
-        share=shards.shape[1],
-        held_out=0 if held_out is None else held_out.shape[1],
     )
     task_of(learner)
     network = build_network(run, learner, dataset.train_x)
@@ -76,6 +82,8 @@ def prepare(config: Config | Resolved) -> Experiment:
     chunk = min(config.eval_every, config.rounds)
     program = Program(
         learner=learner,
+        examples=len(dataset.train_y),
+        share=shares.train.shape[1],
         rule=Spec(run.rule.part, tuple(run.rule.of(run.rule.part.function).items())),
         attack=Spec(run.attack.part, tuple((k, v) for k, v in run.attack.arguments if k not in strengths)),
         strengths=tuple(sorted(strengths)),
@@ -93,13 +101,14 @@ def prepare(config: Config | Resolved) -> Experiment:
         order=config.order or run.rule.traits.orders[0],  # type: ignore[arg-type]  # checked
         judge=config.judge,  # type: ignore[arg-type]
         local_steps=config.local_steps,
+        held_out=0 if shares.held_out is None else shares.held_out.shape[1],
         inner=tuple(attacks.inner(run.attack)),
     )
     knobs = Knobs(
         learning_rate=np.float32(config.learning_rate),
         alpha=rule.alpha,
         count=rule.count,
-        rounds_per_epoch=np.int32(learner.share // (config.batch_size * config.local_steps)),
+        rounds_per_epoch=np.int32(program.share // (config.batch_size * config.local_steps)),
         attack={k: np.float32(v) for k, v in strengths.items()},
     )
     return Experiment(
@@ -108,27 +117,25 @@ def prepare(config: Config | Resolved) -> Experiment:
         program=program,
         network=network,
         graph=graph,
-        data=Data(dataset.train_x, dataset.train_y, shards, *data.statistics(config.dataset), held_out),
+        data=Data(dataset.train_x, dataset.train_y, *data.statistics(config.dataset)),
+        shares=shares,
         knobs=knobs,
         test=(dataset.test_x, dataset.test_y),
     )
 
 
-def split_data(run: Resolved, dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray | None]:
-    """Every node's examples as int32 indices: ([n, s] to train on, [n, v] held out, or None).
-
-    Refuses shares that do not fill a round.
-    """
+def split_data(run: Resolved, dataset: data.Dataset) -> Shares:
+    """Every node's examples; refuses shares that do not fill a round."""
     config, examples = run.config, len(dataset.train_y)
     n = config.nodes + config.byzantine
     check_share(config, examples, examples // n)
     shards = run.sharding(np.random.default_rng([config.seed, 2]), dataset.train_y, n).astype(np.int32)
     check_share(config, examples, shards.shape[1])
     if not config.held_out:
-        return shards, None
+        return Shares(shards)
     np.random.default_rng([config.seed, 3]).permuted(shards, axis=1, out=shards)
     kept, held_out = np.split(shards, [shards.shape[1] - held_out_of(config, shards.shape[1])], axis=1)
-    return kept, held_out
+    return Shares(kept, held_out)
 
 
 def held_out_of(config: Config, share: int) -> int:

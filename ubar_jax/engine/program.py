@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 
@@ -16,15 +17,24 @@ from ubar_jax.types import Task
 
 @dataclass(frozen=True)
 class Learner:
-    """The model and data of one node, as far as they determine the compiled code."""
+    """The model of one node, as far as it determines the compiled code."""
 
     model: str
     make_model: Callable | None  # function or class: registering or defining it again compiles it again
     shape: tuple[int, ...]  # of one image
     classes: int
-    examples: int  # in the training set
-    share: int  # training examples per node
-    held_out: int = 0  # further examples per node that it does not train on
+
+
+class Drawing(NamedTuple):
+    """Everything that determines the code that draws the examples of a chunk of rounds."""
+
+    trained: int  # r
+    share: int
+    held_out: int
+    rounds: int
+    batch: int  # b
+    local_steps: int  # L
+    judge: Judge
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Program:
     """One compiled program; the letters of sizes are defined in `types`."""
 
     learner: Learner
+    examples: int  # in the training set
+    share: int  # training examples per node
     rule: Rule  # without the arguments of its count, which is a knob
     attack: Attack  # without its real-valued arguments, which are knobs
     strengths: tuple[str, ...]  # the names of those arguments
@@ -49,8 +61,22 @@ class Program:
     order: Order = "while"
     judge: Judge = "batch"
     local_steps: int = 1  # L
+    held_out: int = 0  # further examples per node that it does not train on
     # Attacks named in the attack's arguments: one that is registered again is compiled again.
     inner: tuple[Attack, ...] = ()
+
+    @property
+    def drawing(self) -> Drawing:
+        """How its batches are drawn; rules and attacks do not matter."""
+        return Drawing(
+            trained=self.trained,
+            share=self.share,
+            held_out=self.held_out,
+            rounds=self.chunk,
+            batch=self.batch,
+            local_steps=self.local_steps,
+            judge=self.judge,
+        )
 
 
 @functools.lru_cache(maxsize=32)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from ubar_jax.config import Config
-from ubar_jax.engine.program import Program, task_of
+from ubar_jax.engine.program import Drawing, Program, task_of
 from ubar_jax.numerics import linalg, nn
 from ubar_jax.parts.aggregation import Rule, aggregate, make_inbox
 from ubar_jax.parts.byzantine import messages_of, tailored_since
@@ -255,19 +255,20 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
     )
 
 
-def draw(program: Program, data: Data, state: RoundState) -> Drawn:
-    """The examples of the next chunk of rounds: train [rounds, r, L b] and judge [rounds, r, b] or None."""
-    rounds, size = program.chunk, program.local_steps * program.batch
-    shards = data.shards[: program.trained]
-    if program.judge == "next":  # what the next round trains on; not seen before only in the first epoch
-        index = batches(shards, state.key, state.t, rounds + 1, size)
-        return Drawn(index[:-1], index[1:, :, : program.batch])
-    train = batches(shards, state.key, state.t, rounds, size)
-    if program.judge == "batch":
+def draw(how: Drawing, shards: Array, held_out: Array | None, key: Array, t: Array) -> Drawn:
+    """The examples of the next chunk of rounds: train [rounds, r, L b] and judge [rounds, r, b] or None.
+
+    From the indices of the r nodes: shards [r, s], held_out [r, v] or None.
+    """
+    size = how.local_steps * how.batch
+    if how.judge == "next":  # what the next round trains on; not seen before only in the first epoch
+        index = batches(shards, key, t, how.rounds + 1, size)
+        return Drawn(index[:-1], index[1:, :, : how.batch])
+    train = batches(shards, key, t, how.rounds, size)
+    if how.judge == "batch":
         return Drawn(train)
-    assert data.held_out is not None
-    held_out = data.held_out[: program.trained]
-    return Drawn(train, batches(held_out, state.key, state.t, rounds, program.batch, JUDGING))
+    assert held_out is not None
+    return Drawn(train, batches(held_out, key, t, how.rounds, how.batch, JUDGING))
 
 
 def batches(shards: Array, key: Array, t: Array, rounds: int, batch: int, purpose: int = TRAINING) -> Array:

@@ -14,11 +14,17 @@ from jax import Array
 
 from ubar_jax.config import Config
 from ubar_jax.engine import evaluation
-from ubar_jax.engine.compilation import compiled_chunk, compiled_evaluation, initial_state, statistics_of
+from ubar_jax.engine.compilation import (
+    compiled_chunk,
+    compiled_draw,
+    compiled_evaluation,
+    initial_state,
+    statistics_of,
+)
 from ubar_jax.engine.preparation import Experiment, prepare
 from ubar_jax.engine.program import Program
 from ubar_jax.progress import compiling, progress_bar
-from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState
+from ubar_jax.types import Data, Graph, Knobs, Metrics, Result, RoundState, Shares
 
 CURVES = {"loss": "train_loss"}  # numbers per round whose curve has another name
 
@@ -50,10 +56,12 @@ class _Loaded(NamedTuple):
     config: Config  # of the first run; the others have the same number of rounds
     width: int  # W
     sharers: int  # number of different runs: a run may be repeated to fill the width
+    draw: Callable
     chunk: Callable
     evaluations: dict[int, Callable]  # by number of test examples
     first_evaluation: Callable | None  # of one node: all are equal before round 0
     data: Data
+    shares: Shares  # of the nodes that train
     graph: Graph
     knobs: Knobs
     test: tuple[Array, Array]
@@ -165,24 +173,28 @@ def _load(
     evaluated = (program.learner, program.benign, program.trained)
     alone = (program.learner, 1, program.trained)
     with _timed(seconds, "compilation"), _announced(say, program):
+        draw = compiled_draw(program.drawing, width).call
         chunk = compiled_chunk(program, width).call
         evaluations = {n: compiled_evaluation(*evaluated, n, width).call for n in sizes}
         # All nodes are equal before the first round.
         one = compiled_evaluation(*alone, min(sizes), width).call if first else None
     with _timed(seconds, "setup"):
         graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
-        shares = _stack([(e.data.shards, e.data.held_out) for e in experiments])
-        data = experiments[0].data._replace(shards=shares[0], held_out=shares[1])
-        graph, data, knobs, test = jax.device_put((graph, data, knobs, experiments[0].test))
+        shares = _stack([e.drawn_from for e in experiments])
+        data, test = experiments[0].data, experiments[0].test
+        graph, data, shares, knobs, test = jax.device_put((graph, data, shares, knobs, test))
     sharers = len({experiment.config for experiment in experiments})
-    return _Loaded(program, config, width, sharers, chunk, evaluations, one, data, graph, knobs, test)
+    return _Loaded(
+        program, config, width, sharers, draw, chunk, evaluations, one, data, shares, graph, knobs, test
+    )
 
 
 def _launch(loaded: _Loaded, state: RoundState, done: int, seconds: dict[str, float]) -> _Launched:
     """Dispatches a chunk and the evaluation after it; `state` is donated."""
     rounds = loaded.config.rounds
     with _timed(seconds, "rounds"):
-        state, seen = loaded.chunk(state, loaded.data, loaded.graph, loaded.knobs, np.int32(rounds))
+        drawn = loaded.draw(*loaded.shares, state.key, state.t)
+        state, seen = loaded.chunk(state, drawn, loaded.data, loaded.graph, loaded.knobs, np.int32(rounds))
     done = min(done + loaded.program.chunk, rounds)
     return _Launched(state, done, seen, _evaluate(loaded, state, done, seconds))
 

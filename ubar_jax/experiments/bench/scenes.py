@@ -50,7 +50,8 @@ class Scene(NamedTuple):
     task: Task
     unravel: Callable  # [d] -> one model's parameters
     model: str
-    data: Data | None  # its shards are the batches
+    data: Data | None
+    shards: jax.Array | None  # [n, b]: the batches
 
 
 Work = tuple[Callable, tuple]  # a function to be jitted and its arguments
@@ -66,10 +67,10 @@ def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene
     x = rng.integers(0, 256, (nodes * batch, *shape), np.uint8)
     y = rng.integers(0, CLASSES, nodes * batch, np.int32)
     shards = np.arange(nodes * batch, dtype=np.int32).reshape(nodes, batch)
-    data = jax.device_put(Data(x, y, shards, *channel_statistics(x)))
+    data, shards = jax.device_put((Data(x, y, *channel_statistics(x)), shards))
     network = topology.erdos_renyi(0, (benign, byzantine), CONNECTION)
-    mine = normalise(data, data.x[data.shards]), data.y[data.shards]
-    return _scene(own, network, mine, task, unravel, model, data)
+    mine = normalise(data, data.x[shards]), data.y[shards]
+    return _scene(own, network, mine, task, unravel, model, data, shards)
 
 
 def growth_scene(degree: int, nodes: int, d: int) -> Scene:
@@ -79,13 +80,13 @@ def growth_scene(degree: int, nodes: int, d: int) -> Scene:
     unused: Any = None  # never called
     task = Task(init=unused, loss=lambda vector, *_: jnp.mean(jnp.square(vector)), predict=unused)
     nothing = (np.zeros((nodes, 0), np.float32),)  # an empty batch per node
-    return _scene(own, network, nothing, task, lambda vector: vector, "quadratic", None)
+    return _scene(own, network, nothing, task, lambda vector: vector, "quadratic", None, None)
 
 
-def _scene(own, network, batch, task, unravel, model, data) -> Scene:
+def _scene(own, network, batch, task, unravel, model, data, shards) -> Scene:
     own, graph = jax.device_put((own, topology.to_arrays(network)))
     own_loss = jax.jit(lambda own, *batch: nn.each(lambda v, *b: task.loss(unravel(v), *b), own, *batch))
-    return Scene(own, graph, batch, own_loss(own, *batch), task, unravel, model, data)
+    return Scene(own, graph, batch, own_loss(own, *batch), task, unravel, model, data, shards)
 
 
 def ours(scene: Scene, row: str) -> Work:
@@ -122,12 +123,14 @@ def one_aggregation(scene: Scene, name: str) -> Work:
 
 def whole_round(scene: Scene, name: str) -> Work:
     """The simulator's round: batches, training, exchange, aggregation, update."""
-    assert scene.data is not None
-    n, batch = scene.data.shards.shape
+    assert scene.data is not None and scene.shards is not None
+    n, batch = scene.shards.shape
     count, alpha, pairs = knobs_of(scene, name, n)
-    learner = Learner(scene.model, None, MODELS[scene.model], CLASSES, n * batch, batch)
+    learner = Learner(scene.model, None, MODELS[scene.model], CLASSES)
     program = Program(
         learner=learner,
+        examples=n * batch,
+        share=batch,
         rule=rules.parse(name),
         attack=attacks.parse("none"),
         strengths=(),
@@ -149,7 +152,7 @@ def whole_round(scene: Scene, name: str) -> Work:
     memory = first_memory(program.rule, start_of(scene.own, scene.graph))
     state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0), memory)
     knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
-    return step, (state, Drawn(scene.data.shards), scene.data, scene.graph, knobs, np.int32(ROUNDS))
+    return step, (state, Drawn(scene.shards), scene.data, scene.graph, knobs, np.int32(ROUNDS))
 
 
 def several_rounds(scene: Scene, name: str) -> Work:
@@ -221,11 +224,11 @@ def training_flops(scene: Scene) -> int:
     The forward pass, the gradients of the weights and those of the inputs cost the same each; images need
     no gradient.
     """
-    assert scene.data is not None
+    assert scene.data is not None and scene.shards is not None
     kernels = [leaf.size for leaf in jax.tree.leaves(scene.unravel(scene.own[0])) if leaf.ndim > 1]
     places = POSITIONS[scene.model]
     first, *others = np.multiply(kernels, places + (1,) * (len(kernels) - len(places))).tolist()
-    return 2 * (2 * first + 3 * sum(others)) * scene.data.shards.size
+    return 2 * (2 * first + 3 * sum(others)) * scene.shards.size
 
 
 def least_bytes(scene: Scene) -> int:
@@ -267,8 +270,8 @@ def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | 
         own_losses = tensor(np.array(scene.own_loss))
         return lambda: serial.aggregate(rule, vectors, neighbours, count.tolist(), own_losses, batches, probe)
     images, labels = (serial.torch.cat(parts) for parts in zip(*batches, strict=True))
-    assert scene.data is not None
-    network = (models, images, labels, tensor(np.array(scene.data.shards)).long(), neighbours)
+    assert scene.data is not None and scene.shards is not None
+    network = (models, images, labels, tensor(np.array(scene.shards)).long(), neighbours)
     return lambda: serial.play(rule, *network, count.tolist(), alpha.tolist(), RATE, probe)
 
 
