@@ -50,14 +50,14 @@ def plugin():
         registry.parts.update(parts)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part", "settings"),
     [
         ("memory_rule", "second_chance", {}),
         ("memory_attack", "echo", {}),
+        ("then_rule", "near_half", {}),
         ("held_out_rule", "best_of_all", {"judge": "held_out", "held_out": 0.2}),
-        *slowly(("then_rule", "near_half", {})),
     ],
 )
 def test_a_plugin_of_each_kind_is_short_and_runs(plugin, name, part, settings):
@@ -71,7 +71,7 @@ def test_a_plugin_of_each_kind_is_short_and_runs(plugin, name, part, settings):
     assert len(jax.tree.leaves(result.state.attack_memory)) == (name == "memory_attack")
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "attack"),
     [
@@ -114,8 +114,12 @@ def test_a_state_without_memory_is_what_it_was():
     "settings",
     [
         {"order": "then"},
-        {"judge": "next"},
-        *slowly({"judge": "held_out", "held_out": 0.3}, {"rule": "centred_clipping"}, {"rule": "zeno_pp"}),
+        *slowly(
+            {"judge": "next"},
+            {"judge": "held_out", "held_out": 0.3},
+            {"rule": "centred_clipping"},
+            {"rule": "zeno_pp"},
+        ),
     ],
     ids=str,
 )

@@ -283,6 +283,7 @@ def test_a_rule_written_again_is_a_new_run_with_a_new_program(own):
     np.testing.assert_array_equal(third.curves["accuracy"], first.curves["accuracy"])
 
 
+@pytest.mark.slow
 def test_an_attack_inside_another_is_compiled_again(own):
     config = dataclasses.replace(BASE, rule="average", attack="sleeper(again, start=0)", rounds=2)
 

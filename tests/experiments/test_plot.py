@@ -300,20 +300,6 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
     assert not list(first.glob("*.png")) and not list(second.glob("*.png"))
 
 
-@pytest.mark.parametrize(
-    ("module", "args", "message"),
-    [
-        ("plot", ["--results=no"], "error: there is no folder 'no'; give folders of sweeps"),
-        ("plot", ["--rows=colour"], "value should be one of <attack|byzantine_ratio|topology|"),
-        ("report", ["extra"], "unknown argument 'extra'"),
-    ],
-)
-def test_bad_input_gets_one_clear_message(module, args, message, tmp_path):
-    done = run_module(module, *args, cwd=tmp_path)
-    assert done.returncode != 0
-    assert message in done.stderr and "Traceback" not in done.stderr
-
-
 def test_strengths_are_in_the_order_of_numbers():
     runs = [make_run(attack=f"ipm(eps={eps})", byzantine_ratio=0.4) for eps in (10, 3, 0.5, 100)]
     assert [value.split("=")[1] for value in plot.settings(runs, "attack")] == [

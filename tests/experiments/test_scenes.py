@@ -7,7 +7,7 @@ from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.tables import PAPER
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", PAPER)
 def test_growth_is_measured_on_an_aggregation_of_every_node(rule):
     work, arguments = scenes.ours(scenes.growth_scene(degree=8, nodes=12, d=5), rule)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import slowly
 
 from ubar_jax.experiments.sweep import GRID, grid
 from ubar_jax.parts.byzantine import attacks
@@ -79,6 +80,7 @@ def test_a_sweep_from_a_flagfile(tmp_path):
     assert "worst_accuracy.png" in drawn.stdout
 
 
+@pytest.mark.slow
 def test_a_clipped_count_is_told_once(tmp_path):
     args = ["--rule=dkrum", "--seeds=0", *SMALL, "--rounds=1", "--results=out"]
     out = sweep(*args, cwd=tmp_path).stdout
@@ -91,10 +93,12 @@ def test_a_clipped_count_is_told_once(tmp_path):
         (["--rul=ubar"], "Did you mean: rule"),
         (["--rule=ubarr"], "did you mean 'ubar'?"),
         (["--dataset=mnist"], "TFDS_DATA_DIR"),
-        (["--results=/proc/no/such"], "cannot be written"),
-        (["--plugin=no_such_module"], "plugin 'no_such_module' cannot be imported"),
-        (["--seeds=x"], "--seeds='x' is not a whole number"),
-        (["lisst"], "unknown argument 'lisst'"),
+        *slowly(
+            (["--results=/proc/no/such"], "cannot be written"),
+            (["--plugin=no_such_module"], "plugin 'no_such_module' cannot be imported"),
+            (["--seeds=x"], "--seeds='x' is not a whole number"),
+            (["lisst"], "unknown argument 'lisst'"),
+        ),
     ],
 )
 def test_bad_input_gets_one_clear_message(args, message, tmp_path):
@@ -131,6 +135,7 @@ def zeros(key, view):
 '''
 
 
+@pytest.mark.slow
 def test_a_plugin_brings_its_own_parts(tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
     args = ["--rule=first_neighbour", "--attack=zeros", "--byzantine_ratio=0.3", *SMALL]

@@ -32,7 +32,7 @@ def same(ours, plain, tolerance):
 
 @pytest.mark.parametrize(
     ("window", "pad", "c", "o", "side"),
-    [(3, 1, 3, 4, 8), (5, 2, 1, 6, 9), *slowly((4, 1, 5, 6, 7), (5, 0, 2, 3, 9))],
+    [(3, 1, 3, 4, 8), *slowly((5, 2, 1, 6, 9), (4, 1, 5, 6, 7), (5, 0, 2, 3, 9))],
 )
 def test_conv_equals_lax_in_value_and_gradient(formulation, window, pad, c, o, side):
     rng = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def test_conv_equals_lax_in_value_and_gradient(formulation, window, pad, c, o, s
 
 @pytest.mark.parametrize(
     ("window", "stride", "side"),
-    [(2, 2, 9), (3, 2, 32), (4, 2, 15), *slowly((2, 2, 8), (3, 1, 7), (2, 3, 9))],
+    [(3, 2, 32), *slowly((2, 2, 9), (4, 2, 15), (2, 2, 8), (3, 1, 7), (2, 3, 9))],
 )
 def test_max_pool_equals_lax_in_value_and_gradient_ties_too(formulation, window, stride, side):
     rng = np.random.default_rng(0)

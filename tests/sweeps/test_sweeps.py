@@ -95,6 +95,7 @@ def test_graphs_of_one_padded_shape_share_a_program():
             np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_told_and_its_runs_begin_anew(tmp_path, capsys):
     configs = varied(seed=[0, 1])
 
@@ -160,6 +161,7 @@ def telling_rule():
     del rules.parts["telling"]
 
 
+@pytest.mark.slow
 def test_scalars_of_a_rules_info_arrive_in_curves_tables_and_tensorboard(tmp_path, telling_rule):
     [config] = varied(rule=["telling"])
     sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path, tensorboard=True)
