@@ -13,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
     from ubar_jax.config import Config
+    from ubar_jax.engine.devices import use_devices
     from ubar_jax.engine.simulation import simulate
     from ubar_jax.experiments.drawing import animate
     from ubar_jax.experiments.notebook import sweep
@@ -41,6 +42,7 @@ __all__ = [
     "simulate",
     "sweep",
     "topologies",
+    "use_devices",
 ]
 
 _HOMES = {
@@ -58,6 +60,7 @@ _HOMES = {
     "simulate": "engine.simulation",
     "sweep": "experiments.notebook",
     "topologies": "parts.topology",
+    "use_devices": "engine.devices",
 }
 
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ubar_jax.engine import evaluation
+from ubar_jax.engine import devices, evaluation
 from ubar_jax.engine.program import Drawing, Learner, Program, task_of
 from ubar_jax.engine.round import REMEMBERING, draw, make_round, ravel
 from ubar_jax.files import cache_dir
+from ubar_jax.numerics import nn
 from ubar_jax.parts import aggregation, byzantine
 from ubar_jax.registry import NoTraits, Spec
 from ubar_jax.types import Data, Drawn, Graph, Knobs, RoundState, Start
@@ -128,7 +129,8 @@ def _trace_draw(how: Drawing, width: int) -> jax.stages.Traced:
     drawn: Callable = functools.partial(draw, how)
     if width > 1:
         drawn, arguments = jax.vmap(drawn), _stacked(arguments, width)
-    return jax.jit(drawn).trace(*arguments)
+    whole = devices.whole(how.devices)
+    return jax.jit(drawn, in_shardings=whole, out_shardings=whole).trace(*arguments)
 
 
 def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
@@ -155,7 +157,10 @@ def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     state, data, graph, knobs = _shapes(program, width)
     drawn = _trace_draw(program.drawing, width).out_info
     rounds = jax.ShapeDtypeStruct((), np.int32)
-    return jax.jit(chunk, donate_argnums=0).trace(state, drawn, data, graph, knobs, rounds)
+    chunk = nn.over(devices.mesh(program.devices), chunk)
+    whole = devices.whole(program.devices)
+    compiled = jax.jit(chunk, donate_argnums=0, in_shardings=whole, out_shardings=whole)
+    return compiled.trace(state, drawn, data, graph, knobs, rounds)
 
 
 @functools.lru_cache(maxsize=32)
@@ -165,8 +170,13 @@ def compiled_chunk(program: Program, width: int = 1) -> Compiled:
 
 
 @functools.lru_cache(maxsize=32)
-def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int, width: int = 1) -> Compiled:
-    """(params, statistics, x, y) -> accuracy and loss of every benign node on `tests` examples."""
+def compiled_evaluation(
+    learner: Learner, benign: int, trained: int, tests: int, width: int = 1, count: int = 1
+) -> Compiled:
+    """(params, statistics, x, y) -> accuracy and loss of every benign node on `tests` examples.
+
+    Over `count` devices.
+    """
     evaluate = evaluation.make_evaluate(task_of(learner), benign)
     if width > 1:
         evaluate = jax.vmap(evaluate, in_axes=(0, None, None, None))
@@ -175,7 +185,9 @@ def compiled_evaluation(learner: Learner, benign: int, trained: int, tests: int,
     shape = jax.ShapeDtypeStruct
     statistics = statistics_of(_data_shapes(learner, 1))
     x, y = shape((tests, *learner.shape), np.uint8), shape((tests,), np.int32)
-    return _compile(lambda: jax.jit(evaluate).trace(params, statistics, x, y))
+    whole = devices.whole(count)
+    spread = jax.jit(nn.over(devices.mesh(count), evaluate), in_shardings=whole, out_shardings=whole)
+    return _compile(lambda: spread.trace(params, statistics, x, y))
 
 
 def statistics_of(data: Data) -> Data:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ubar_jax import memory
 from ubar_jax.config import Config, Resolved, resolve
+from ubar_jax.engine import devices
 from ubar_jax.engine.program import Learner, Program, model_size, task_of
 from ubar_jax.parts import data, topology
 from ubar_jax.parts.aggregation import count_neighbours, losses_per_round
@@ -102,6 +103,7 @@ def prepare(config: Config | Resolved) -> Experiment:
         judge=config.judge,  # type: ignore[arg-type]
         local_steps=config.local_steps,
         held_out=0 if shares.held_out is None else shares.held_out.shape[1],
+        devices=devices.used(),
         inner=tuple(attacks.inner(run.attack)),
     )
     knobs = Knobs(

@@ -35,6 +35,7 @@ class Drawing(NamedTuple):
     batch: int  # b
     local_steps: int  # L
     judge: Judge
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Program:
     judge: Judge = "batch"
     local_steps: int = 1  # L
     held_out: int = 0  # further examples per node that it does not train on
+    devices: int = 1  # over which it is spread
     # Attacks named in the attack's arguments: one that is registered again is compiled again.
     inner: tuple[Attack, ...] = ()
 
@@ -76,6 +78,7 @@ class Program:
             batch=self.batch,
             local_steps=self.local_steps,
             judge=self.judge,
+            devices=self.devices,
         )
 
 

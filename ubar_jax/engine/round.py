@@ -1,6 +1,7 @@
 """The algorithm: one synchronous round of the whole network (Algorithm 1 of the paper)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,7 @@ def losses_on(
 
         return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding is not computed
 
-    losses = nn.each(one, receiver, row)
+    losses = nn.deal(functools.partial(nn.in_turn, one), receiver, row)
     return losses if known is None else jnp.where(row < first, known[receiver, row], losses)
 
 

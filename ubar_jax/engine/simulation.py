@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from ubar_jax.config import Config
-from ubar_jax.engine import evaluation
+from ubar_jax.engine import devices, evaluation
 from ubar_jax.engine.compilation import (
     compiled_chunk,
     compiled_draw,
@@ -140,6 +140,7 @@ def run(
     now = start or first_snapshot(experiments)
     seconds = dict(now.seconds)
     loaded = _load(experiments, seconds, first=not now.points, say=say)
+    now = now._replace(state=jax.device_put(now.state, devices.whole(loaded.program.devices)))
     rounds = loaded.config.rounds
     if not now.points:
         now = _with_point(now, _evaluate(loaded, now.state, 0, seconds), now.accepted, loaded, seconds)
@@ -175,14 +176,16 @@ def _load(
     with _timed(seconds, "compilation"), _announced(say, program):
         draw = compiled_draw(program.drawing, width).call
         chunk = compiled_chunk(program, width).call
-        evaluations = {n: compiled_evaluation(*evaluated, n, width).call for n in sizes}
+        evaluations = {n: compiled_evaluation(*evaluated, n, width, program.devices).call for n in sizes}
         # All nodes are equal before the first round.
-        one = compiled_evaluation(*alone, min(sizes), width).call if first else None
+        one = compiled_evaluation(*alone, min(sizes), width, program.devices).call if first else None
     with _timed(seconds, "setup"):
         graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
         shares = _stack([e.drawn_from for e in experiments])
         data, test = experiments[0].data, experiments[0].test
-        graph, data, shares, knobs, test = jax.device_put((graph, data, shares, knobs, test))
+        graph, data, shares, knobs, test = jax.device_put(
+            (graph, data, shares, knobs, test), devices.whole(program.devices)
+        )
     sharers = len({experiment.config for experiment in experiments})
     return _Loaded(
         program, config, width, sharers, draw, chunk, evaluations, one, data, shares, graph, knobs, test

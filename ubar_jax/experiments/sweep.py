@@ -22,11 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 from tqdm import tqdm
 
 from ubar_jax.config import REGISTRIES, Config, Resolved, resolve
 from ubar_jax.engine.compilation import use_cache
+from ubar_jax.engine.devices import use_devices
 from ubar_jax.experiments import command
 from ubar_jax.files import write_json
 from ubar_jax.parts import download
@@ -100,6 +102,13 @@ flags.DEFINE_bool(
     "dry_run", False, "Print the runs, the compile groups and an estimate of the time; write nothing."
 )
 flags.DEFINE_integer("width", None, "Runs of a group side by side; default: 1 on a CPU.", lower_bound=1)
+flags.DEFINE_integer(
+    "devices",
+    None,
+    "Devices that a run is spread over, on a CPU cores; default: all for a single run and on accelerators, 1 "
+    "for many runs on a CPU.",
+    lower_bound=1,
+)
 flags.DEFINE_float("checkpoint_seconds", 60, "Minimum number of seconds between two checkpoints.")
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
 flags.DEFINE_bool("download", True, "Download and prepare a tfds set that is missing; not in a dry run.")
@@ -212,6 +221,8 @@ def main(argv: Sequence[str]) -> int:
     lists: dict[str, Any] = {name: values[name].value for name in GRID}
     lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
     runs, notices = grid(lists)
+    many = len(runs) > 1 and values.devices is None and jax.default_backend() == "cpu"
+    use_devices(1 if many else values.devices)
     if values.dry_run:
         plan = make_plan(runs, Path(values.results), values.save_models)
         _tell([*notices, *plan.notices])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ubar_jax.numerics import nn
 from ubar_jax.types import Graph, Inbox
 
 HIGHEST = lax.Precision.HIGHEST
@@ -31,7 +32,7 @@ def drop_bad(inbox: Inbox) -> Inbox:
 
 def usable(x: Array) -> Array:
     """[n] whether the row is finite and its squared norm fits float32."""
-    return jnp.isfinite(_squares(x))
+    return nn.split(lambda x: jnp.isfinite(_squares(x)), x)
 
 
 def own_distances(inbox: Inbox) -> Array:
@@ -109,7 +110,7 @@ def weighted_mean(inbox: Inbox, weights: Array) -> Array:
     receivers = jnp.arange(len(weights))[:, None]
     of_messages = jnp.zeros((len(weights), len(inbox.sent))).at[receivers, inbox.rows]
     weights = of_messages.add(jnp.where(inbox.graph.mask, weights, 0))
-    return jnp.matmul(weights, inbox.sent, precision=HIGHEST)
+    return nn.split(lambda weights: jnp.matmul(weights, inbox.sent, precision=HIGHEST), weights)
 
 
 def towards(inbox: Inbox, weights: Array) -> Array:
@@ -198,13 +199,12 @@ def _centred(products: Callable, inbox: Inbox):
     def by_blocks(own, sent):
         d = own.shape[1]
         size = min(d, max(1024, 2**18 // len(sent)))
-
-        def add(k, total):
-            part = block(*(lax.dynamic_slice_in_dim(a, k * size, size, axis=1) for a in (own, sent)))
-            return jax.tree.map(jnp.add, total, part)
-
         rest = d // size * size
-        return lax.fori_loop(0, d // size, add, block(own[:, rest:], sent[:, rest:]))
+
+        def part(k):
+            return block(*(lax.dynamic_slice_in_dim(a, k * size, size, axis=1) for a in (own, sent)))
+
+        return nn.split_sum(part, d // size, block(own[:, rest:], sent[:, rest:]))
 
     return lax.platform_dependent(inbox.own, inbox.sent, cpu=by_blocks, default=block)
 

@@ -10,20 +10,93 @@ product over all patches, batched over models. `lax.platform_dependent` chooses 
 so a program lowered for CUDA on a CPU machine is the one that runs on CUDA.
 """
 
+import contextvars
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, PartitionSpec
 
 MEMORY = 4 * 2**30  # bytes that parallel models may use on an accelerator
 UNFUSED = ("dot_general", "conv_general_dilated", "concatenate")
 
+NODES = "nodes"  # the axis of devices
+_devices: contextvars.ContextVar[int] = contextvars.ContextVar("devices", default=1)
+
+
+def over(mesh: Mesh | None, f: Callable) -> Callable:
+    """f, run by every device of the mesh on the same arguments; only what `split` gets is divided.
+
+    So its results have the same bits on any number of devices. None: one device.
+    """
+    if mesh is None:
+        return f
+
+    def traced(*arguments):
+        before = _devices.set(mesh.size)
+        try:
+            return f(*arguments)
+        finally:
+            _devices.reset(before)
+
+    whole = PartitionSpec()
+    return jax.shard_map(traced, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+
+
+def split(f: Callable, *stacked):
+    """f(*stacked), every device computing some of the rows; f must treat rows independently of each other.
+
+    Where the devices do not divide the rows, some are computed twice.
+    """
+    devices = _devices.get()
+    if devices == 1:
+        return f(*stacked)
+    count = len(jax.tree.leaves(stacked)[0])
+    share = -(-count // devices)
+    start = np.minimum(np.arange(devices) * share, count - share)  # of every device
+    mine = jnp.asarray(start)[lax.axis_index(NODES)]
+    found = f(*jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, mine, share), stacked))
+    found = jax.tree.map(lambda leaf: lax.all_gather(leaf, NODES, tiled=True), found)
+    if count == share * devices:
+        return found
+    _, first = np.unique((start[:, None] + np.arange(share)).ravel(), return_index=True)
+    return jax.tree.map(lambda leaf: leaf[first], found)
+
+
+def split_sum(part: Callable, count: int, first):
+    """first + part(0) + ... + part(count - 1), in this order; every device computes some of the parts."""
+    if _devices.get() == 1 or not count:
+        return lax.fori_loop(0, count, lambda k, total: jax.tree.map(jnp.add, total, part(k)), first)
+    parts = split(lambda which: lax.map(part, which), jnp.arange(count))
+    return lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, part), None), first, parts)[0]
+
+
+def deal(f: Callable, *stacked):
+    """`split` with the rows dealt out in turn, so that padding at their end is shared by all devices."""
+    devices = _devices.get()
+    if devices == 1:
+        return f(*stacked)
+    count = len(jax.tree.leaves(stacked)[0])
+    order = np.argsort(np.arange(count) % devices, kind="stable")
+    found = split(f, *jax.tree.map(lambda leaf: leaf[order], stacked))
+    return jax.tree.map(lambda leaf: leaf[np.argsort(order)], found)
+
 
 def each(f, *stacked):
-    """Map f over the leading axis: one at a time on the CPU, elsewhere in batches that fit into MEMORY."""
+    """Map f over the leading axis, which is split over the devices.
+
+    One at a time on the CPU, elsewhere in batches that fit into MEMORY.
+    """
+    return split(functools.partial(in_turn, f), *stacked)
+
+
+def in_turn(f, *stacked):
+    """Map f over the leading axis, on one device."""
 
     def one_by_one(*stacked):
         return lax.map(lambda one: f(*one), stacked)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ubar_jax.numerics import nn
 from ubar_jax.numerics.linalg import BIG
 from ubar_jax.types import Inbox
 
@@ -114,8 +115,11 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused
         return jax.vmap(functools.partial(one, sort_arrays, sent))(*arguments)
 
     on_cpu = jax.custom_batching.sequential_vmap(functools.partial(one_by_one, _sort_as_integers))
-    arguments = (inbox.sent, inbox.rows, chosen, *numbers)
-    return lax.platform_dependent(*arguments, cpu=on_cpu, default=together)
+
+    def some(*arguments):
+        return lax.platform_dependent(inbox.sent, *arguments, cpu=on_cpu, default=together)
+
+    return nn.split(some, inbox.rows, chosen, *numbers)
 
 
 def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
