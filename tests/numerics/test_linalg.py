@@ -92,3 +92,9 @@ def test_one_model_that_exploded_does_not_blur_the_distances_of_others(size):
     between = np.asarray(linalg.slot_distances(inbox))[0]  # receiver 0 hears all others
     off = ~np.eye(7, dtype=bool)
     np.testing.assert_allclose(between[off], exact[1:, 1:][off], rtol=1e-3)
+
+
+def test_few_edges_are_counted_per_slot():
+    """300 messages and six slots: 50 messages per slot."""
+    inbox = make_inbox(np.zeros((2, 3), np.float32), np.zeros((300, 3), np.float32), np.zeros((2, 6)))
+    assert linalg.few_edges(inbox, 50) and not linalg.few_edges(inbox, 51)

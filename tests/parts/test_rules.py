@@ -5,7 +5,7 @@ from conftest import not_quickly, slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ubar_jax import Config
+from ubar_jax import Config, linalg
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.parts.aggregation import rules
 from ubar_jax.parts.aggregation.counts import benign_neighbours, tolerated
@@ -58,6 +58,18 @@ TIES = ("dbulyan", "bridge(variant='B'")
 def test_contract(spec):
     rule = rules.parse(spec)
     check_rule(spec, getattr(reference, rule.part.name), relabel=not str(rule).startswith(TIES))
+
+
+EDGES = ("average", "ubar", "dkrum", "ios")
+
+
+@pytest.mark.parametrize(
+    "spec", [*not_quickly(*EDGES), *slowly(*(name for name in rules.parts if name not in EDGES))]
+)
+def test_contract_over_edges(spec, monkeypatch):
+    """As in networks with few edges."""
+    monkeypatch.setattr(linalg, "few_edges", lambda inbox, least: True)
+    check_rule(spec, getattr(reference, spec), relabel=not spec.startswith(TIES))
 
 
 MANY = [*rules.parts, "bridge(byzantine=oracle)", "dbulyan(byzantine=0.1)", "ubar(rho=oracle)"]

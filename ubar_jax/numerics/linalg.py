@@ -1,5 +1,8 @@
 """Distances, means and ranks of models, [n, d] or [m, d].
 
+Where the network has few edges, means and distances are computed edge by edge, one receiver at a time, and
+otherwise as products of matrices over all pairs of nodes.
+
 Products run at the highest precision: the default on GPUs (TF32) is too coarse for distances and models.
 """
 
@@ -16,6 +19,15 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 BIG = jnp.finfo(jnp.float32).max  # padding; infinity would give 0 * inf = NaN
+
+
+# Messages per slot from which going over the edges is faster, measured on a CPU.
+MEANS, DISTANCES, GRAMS = 5, 12, 3  # the last per pair of slots
+
+
+def few_edges(inbox: Inbox, least: int) -> bool:
+    """Whether there are at least `least` messages per slot."""
+    return len(inbox.sent) >= least * inbox.rows.shape[1]
 
 
 def drop_bad(inbox: Inbox) -> Inbox:
@@ -38,22 +50,39 @@ def usable(x: Array) -> Array:
 def own_distances(inbox: Inbox) -> Array:
     """[r, K] squared distance from own model to the message in each slot, +inf for empty slots."""
 
-    def products(own, sent):
-        return _squares(own), _squares(sent), jnp.matmul(own, sent.T, precision=HIGHEST)
+    def over_edges():
+        return nn.each(lambda own, rows: _squares(inbox.sent[rows] - own[None]), inbox.own, inbox.rows)
 
-    of_own, of_sent, gram = _centred(products, inbox)
-    squares = of_own[:, None] + of_sent[None, :] - 2 * gram
-    distances = jnp.take_along_axis(squares, inbox.rows, axis=1)
+    def over_pairs():
+        def products(own, sent):
+            return _squares(own), _squares(sent), jnp.matmul(own, sent.T, precision=HIGHEST)
+
+        of_own, of_sent, gram = _centred(products, inbox)
+        squares = of_own[:, None] + of_sent[None, :] - 2 * gram
+        return jnp.take_along_axis(squares, inbox.rows, axis=1)
+
+    distances = over_edges() if few_edges(inbox, DISTANCES) else over_pairs()
     return jnp.where(inbox.graph.mask & ~jnp.isnan(distances), jnp.maximum(distances, 0), jnp.inf)
 
 
 def slot_grams(inbox: Inbox) -> Array:
     """[r, K, K] inner products of the messages in each pair of slots, centred at the receivers' mean.
 
-    Read from one exactly symmetric [m, m] matrix that all receivers share.
+    Exactly symmetric. Unless there are few edges, read from one [m, m] matrix that all receivers share.
     """
-    gram = _centred(lambda own, sent: jnp.matmul(sent, sent.T, precision=HIGHEST), inbox)
-    gram = (gram + gram.T) / 2
+
+    def symmetric(gram):
+        return (gram + gram.T) / 2
+
+    if few_edges(inbox, GRAMS * inbox.rows.shape[1]):
+        centre = centre_of(inbox.own)
+
+        def one(rows):
+            messages = inbox.sent[rows] - centre
+            return symmetric(jnp.matmul(messages, messages.T, precision=HIGHEST))
+
+        return nn.each(one, inbox.rows)
+    gram = symmetric(_centred(lambda own, sent: jnp.matmul(sent, sent.T, precision=HIGHEST), inbox))
     return gram[inbox.rows[:, :, None], inbox.rows[:, None, :]]
 
 
@@ -76,15 +105,21 @@ def all_distances(inbox: Inbox) -> Array:
     0 on the diagonal and for empty slots, at most BIG / 4.
     """
 
-    def products(own, sent):
-        between = jnp.matmul(sent, sent.T, precision=HIGHEST)
-        return _squares(own), between, jnp.matmul(own, sent.T, precision=HIGHEST)
+    def over_edges():
+        return slot_distances(inbox), own_distances(inbox)
 
-    of_own, gram, to_own = _centred(products, inbox)
-    gram, norms = (gram + gram.T) / 2, jnp.diagonal(gram)
-    between = norms[:, None] + norms[None, :] - 2 * gram
-    between = between[inbox.rows[:, :, None], inbox.rows[:, None, :]]
-    to_own = jnp.take_along_axis(of_own[:, None] + norms[None, :] - 2 * to_own, inbox.rows, axis=1)
+    def over_pairs():
+        def products(own, sent):
+            between = jnp.matmul(sent, sent.T, precision=HIGHEST)
+            return _squares(own), between, jnp.matmul(own, sent.T, precision=HIGHEST)
+
+        of_own, gram, to_own = _centred(products, inbox)
+        gram, norms = (gram + gram.T) / 2, jnp.diagonal(gram)
+        between = norms[:, None] + norms[None, :] - 2 * gram
+        to_own = jnp.take_along_axis(of_own[:, None] + norms[None, :] - 2 * to_own, inbox.rows, axis=1)
+        return between[inbox.rows[:, :, None], inbox.rows[:, None, :]], to_own
+
+    between, to_own = over_edges() if few_edges(inbox, GRAMS * inbox.rows.shape[1]) else over_pairs()
     own = jnp.concatenate([to_own, jnp.zeros_like(to_own[:, :1])], axis=1)
     squares = jnp.concatenate([between, to_own[:, None, :]], axis=1)
     squares = jnp.concatenate([squares, own[:, :, None]], axis=2)
@@ -106,7 +141,19 @@ def only(inbox: Inbox, selected: Array) -> Array:
 
 
 def weighted_mean(inbox: Inbox, weights: Array) -> Array:
-    """[r, d] sum of messages times weights [r, K], computed as weights [r, m] @ messages [m, d]."""
+    """[r, d] sum of messages times weights [r, K], computed as weights [r, m] @ messages [m, d].
+
+    With few edges: as a loop over the slots of one receiver at a time.
+    """
+    if few_edges(inbox, MEANS):
+
+        def one(weights, rows):
+            def add(k, total):
+                return total + weights[k] * inbox.sent[rows[k]]
+
+            return lax.fori_loop(0, len(rows), add, jnp.zeros_like(inbox.sent[0]))
+
+        return nn.each(one, jnp.where(inbox.graph.mask, weights, 0), inbox.rows)
     receivers = jnp.arange(len(weights))[:, None]
     of_messages = jnp.zeros((len(weights), len(inbox.sent))).at[receivers, inbox.rows]
     weights = of_messages.add(jnp.where(inbox.graph.mask, weights, 0))
