@@ -101,6 +101,7 @@ def test_evaluation_takes_a_part_while_training_and_all_at_the_end():
     assert set(np.unique(part.curves["accuracy"][0] * 50 % 1).round(4)) <= {0.0, 1.0}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", [501, *slowly(1, 499, 750, 1001)])
 def test_evaluation_of_any_number_of_examples(size):
     """A forward pass takes at most 500 examples; the last one may be padded."""

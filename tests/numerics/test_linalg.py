@@ -15,6 +15,7 @@ def make_inbox(own, sent, slots=None, mask=None):
     return inbox_of(own, sent, Graph(slots.astype(np.int32), mask), own, np.zeros(r, np.int32))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("d", "rtol"), [(60_000, 1e-4), *slowly((5000, 1e-5))]
 )  # several blocks and a rest; one
@@ -59,6 +60,7 @@ def test_the_place_of_the_largest_value_is_the_first_one(d):
         np.testing.assert_array_equal(got, np.argmax(values, axis=1))
 
 
+@pytest.mark.medium
 def test_messages_just_below_overflow_do_not_make_distances_nan():
     sent = np.zeros((5, 4), np.float32)
     sent[3], sent[4] = 9e18, -9e18  # squared norms just below float32's largest
