@@ -124,6 +124,7 @@ def test_without_a_mesh_nothing_is_split():
 
 def test_a_process_in_which_jax_has_started_keeps_its_devices(monkeypatch):
     assert jax.devices()
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # use_devices changes it
     monkeypatch.setattr(devices, "cores", lambda: 64)
     with pytest.warns(UserWarning, match=r"JAX has started with \d+ CPU device"):
         assert use_devices(64) == len(jax.devices())
@@ -132,6 +133,7 @@ def test_a_process_in_which_jax_has_started_keeps_its_devices(monkeypatch):
 
 
 def test_more_devices_than_there_are(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     monkeypatch.setattr(devices, "cores", lambda: 2)
     with pytest.raises(ConfigError, match=r"devices=3: this machine has 2 cores; give a number from 1"):
         use_devices(3)

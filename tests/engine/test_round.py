@@ -244,9 +244,8 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
     data = experiment.data
     state = initial_state(experiment.program, config.seed)
     x = np.asarray(ravel(state.params)[0], float)[0]
-    together = np.asarray(
-        batches(experiment.drawn_from.train, state.key, 0, 1, 10)
-    ).ravel()  # one batch of 60
+    shards = experiment.drawn_from.train
+    together = np.asarray(batches(shards, state.key, 0, 1, 10)).ravel()  # one batch of 60
     images = np.asarray(normalise(data, data.x[together]), float)
     _, gradient = mlp_loss_and_gradient(x, images, data.y[together], (64, 100, 10))
     got = np.asarray(ravel(simulate(config).state.params)[0]).mean(0)

@@ -195,6 +195,11 @@ def test_divergence_is_told_with_node_and_round():
 
 
 @pytest.mark.slow
+def test_ubar_does_not_diverge_by_messages_that_are_not_finite():
+    assert simulate(dataclasses.replace(BASE, attack="nonfinite")).diverged is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", *slowly("adam")])
 def test_optimizers_change_the_steps(optimizer):
     plain = simulate(BASE)

@@ -90,7 +90,7 @@ def test_what_cannot_work_is_refused_in_words(call, args, message, tmp_path):
     ("module", "args", "message"),
     [
         ("plot", ["--rows=bogus"], "value should be one of"),
-        ("plot", ["--results=gone"], "there is no folder 'gone'"),
+        ("plot", ["--results=gone"], "there is no folder 'gone'; give folders of sweeps"),
         ("report", ["stray"], "unknown argument 'stray'"),
         ("bench", ["bogus"], "unknown section 'bogus'"),
         *slowly(

@@ -16,9 +16,7 @@ def make_inbox(own, sent, slots=None, mask=None):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    ("d", "rtol"), [(60_000, 1e-4), *slowly((5000, 1e-5))]
-)  # several blocks and a rest; one
+@pytest.mark.parametrize(("d", "rtol"), [(60_000, 1e-4), *slowly((5000, 1e-5))])  # many blocks; one
 def test_distances_are_exact_near_consensus_with_a_far_outlier(d, rtol):
     """Models of norm 100 that differ by 1e-3, and one message of norm 1e6."""
     rng = np.random.default_rng(0)

@@ -121,6 +121,7 @@ def compiled_draw(how: Drawing, width: int = 1) -> Compiled:
     return _compile(lambda: _trace_draw(how, width))
 
 
+@functools.lru_cache(maxsize=32)
 def _trace_draw(how: Drawing, width: int) -> jax.stages.Traced:
     index = functools.partial(jax.ShapeDtypeStruct, dtype=np.int32)
     held_out = index((how.trained, how.held_out)) if how.judge == "held_out" else None
