@@ -193,3 +193,40 @@ def play(rule, models, images, labels, index, neighbours, counts, alphas, rate, 
         new.append(alpha * own + (1 - alpha) * other - rate * gradient)
         vector_to_parameters(new[-1], model.parameters())
     return losses, new
+
+
+def modules(model, vectors):
+    """One module per vector [d], with the vector's numbers."""
+    made = [MODELS[model]() for _ in vectors]
+    for module, vector in zip(made, vectors, strict=True):
+        vector_to_parameters(vector, module.parameters())
+    return made
+
+
+def in_batches(x, y):
+    """Images x [n, b, H, W, C] and labels y [n, b] as a list of ([b, C, H, W], [b]) per node."""
+    return list(zip(channels_first(x), y, strict=True))
+
+
+def channels_first(x):
+    """[..., H, W, C] -> [..., C, H, W], also in memory; `contiguous` would keep images of one channel."""
+    return x.movedim(-1, -3).clone(memory_format=torch.contiguous_format)
+
+
+def training(model, vectors, x, y):
+    """A function that takes one training step of all nodes; vectors [n, d], images x [n, b, H, W, C]."""
+    models, batches = modules(model, vectors), in_batches(x, y)
+    return lambda: train(models, batches)
+
+
+def aggregation(rule, model, vectors, x, y, neighbours, counts, own_losses):
+    """A function that aggregates once: a list of [d] per node."""
+    batches, probe, rows = in_batches(x, y), MODELS[model](), list(vectors)
+    return lambda: aggregate(RULES[rule], rows, neighbours, counts, own_losses, batches, probe)
+
+
+def rounds(rule, model, vectors, images, labels, index, neighbours, counts, alphas, rate):
+    """A function that plays one round: losses and new models, lists of n; images are [N, H, W, C]."""
+    images, probe = channels_first(images), MODELS[model]()
+    network = (modules(model, vectors), images, labels, index, neighbours)
+    return lambda: play(RULES[rule], *network, counts, alphas, rate, probe)

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up: a module may import from its own layer and those below.
 ROOMS = ("base", "numerics", "parts", "config", "engine", "testing", "sweeps", "experiments")
-BASE = ("types", "registry", "sources", "files", "memory", "progress")
+BASE = ("types", "registry", "sources", "files", "memory", "progress", "installed")
 # Exceptions. A Result draws itself: its methods import the drawing, which is above it, when they are called.
 UP = {("ubar_jax.types", "ubar_jax.experiments.drawing")}
 # `experiments.sweep` is a command, whose name is fixed; `ubar_jax.sweep` is the same in Python.

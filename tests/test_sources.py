@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ubar_jax import Config, rules
-from ubar_jax.experiments.sweep import load_plugin
 from ubar_jax.parts.byzantine import attacks
+from ubar_jax.registry import load_plugin
 from ubar_jax.sources import source_of
 
 ROOT = Path(__file__).parents[1]

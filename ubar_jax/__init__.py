@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
     from ubar_jax.config import Config
-    from ubar_jax.engine.devices import use_devices
+    from ubar_jax.engine.devices import use_devices, use_processes
     from ubar_jax.engine.simulation import simulate
     from ubar_jax.experiments.drawing import animate
     from ubar_jax.experiments.notebook import sweep
@@ -43,6 +43,7 @@ __all__ = [
     "sweep",
     "topologies",
     "use_devices",
+    "use_processes",
 ]
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "sweep": "experiments.notebook",
     "topologies": "parts.topology",
     "use_devices": "engine.devices",
+    "use_processes": "engine.devices",
 }
 
 

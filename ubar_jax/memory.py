@@ -22,7 +22,7 @@ def device_memory() -> int:
     """Bytes of memory of the device that runs use."""
     import jax
 
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     return (device.memory_stats() or {}).get("bytes_limit") or host_memory()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -67,3 +68,11 @@ def progress_bar(rounds: int) -> Iterator[tqdm]:
         finally:
             over.set()
             thread.join()
+
+
+@contextlib.contextmanager
+def silent_bar(rounds: int, tell: Callable[[tqdm], None], say: Callable[[str], None]) -> Iterator[tqdm]:
+    """A bar that draws nothing: `tell` gets it when it changed, `say` gets what it would print."""
+    with tqdm(total=rounds, file=io.StringIO(), mininterval=0, miniters=1) as bar:
+        bar.refresh, bar.write = lambda lock_args=None: tell(bar), say
+        yield bar

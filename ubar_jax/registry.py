@@ -3,8 +3,11 @@
 import ast
 import difflib
 import functools
+import importlib
+import importlib.util
 import inspect
 import numbers
+import sys
 import textwrap
 import traceback
 from collections.abc import Callable
@@ -412,3 +415,21 @@ def nearest(word: str, known: Any) -> str:
 
 def listed(names: Any) -> str:
     return ", ".join(sorted(names))
+
+
+def load_plugin(name: str) -> None:
+    """Imports a module, or a file by its path, so that it registers its parts."""
+    try:
+        if name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"plugin {name!r} cannot be imported ({type(error).__name__}: {error}); give an importable "
+            "module or a .py file"
+        ) from error

@@ -17,7 +17,7 @@ from ubar_jax.engine.compilation import initial_state
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.round import draw, make_round, ravel
 from ubar_jax.engine.simulation import first_snapshot, run
-from ubar_jax.experiments.sweep import load_plugin
+from ubar_jax.registry import load_plugin
 from ubar_jax.sweeps import checkpoints
 from ubar_jax.testing import check_attack, check_rule
 from ubar_jax.types import RoundState

@@ -13,6 +13,8 @@ from conftest import slowly
 
 from ubar_jax.experiments import command, sweep
 from ubar_jax.parts import download
+from ubar_jax.sweeps import cluster
+from ubar_jax.sweeps.groups import Estimate
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +23,10 @@ ROOT = Path(__file__).parents[2]
 def call(capsys, monkeypatch, tmp_path):
     """(exit code, stdout, stderr) of a sweep command, run in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "estimate", lambda left: 0.0)  # the real one compiles
+    monkeypatch.setattr(cluster, "_jax_has_gpus", lambda: False)
+    monkeypatch.setattr(
+        sweep, "estimate", lambda left: [Estimate(1, 1, 1)] * len(left)
+    )  # the real one compiles
 
     def run(*args):
         for name in flags.FLAGS:
@@ -63,6 +68,13 @@ def call(capsys, monkeypatch, tmp_path):
         (["--flagfile=binary.flags"], "it is not a text file"),
         (["--checkpoint_seconds=nan"], "must be a number >= 0"),
         (["--checkpoint_seconds=-1"], "must be a number >= 0"),
+        (["--run_timeout=0"], "must be a number > 0"),
+        (["--workers=0"], "is not a positive integer"),
+        (["--workers=100000"], "cores; give a number from 1 to that"),
+        (["--workers=1", "--address=localhost:6379"], "give one"),
+        (["--workers=1", "--devices=2"], "a worker uses one device; leave --devices out"),
+        (["--address=localhost"], "is not HOST:PORT, such as 192.168.0.1:6379"),
+        (["--address=ray://localhost:10001"], "is not HOST:PORT"),
         (["--plugin=exits.py"], "plugin 'exits.py' cannot be imported (SystemExit: 3)"),
         (["--rul=ubar"], "Did you mean: rule"),
         (["--model=os:system('touch canary')"], "system is not a class of flax.linen.Module"),
@@ -83,6 +95,12 @@ def test_what_cannot_work_is_refused_in_words(call, args, message, tmp_path):
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
     assert time.process_time() - started < 20
     assert not (tmp_path / "canary").exists()
+
+
+def test_workers_without_ray_are_told_what_to_install(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = call("--dry_run", "--workers=1")
+    assert code == 2 and "need Ray: pip install 'ubar_jax[cluster]'" in err
 
 
 @pytest.mark.medium
@@ -242,7 +260,7 @@ def test_many_malformed_commands(call, tmp_path):
 
 def test_help_and_list_import_no_package_that_they_do_not_need(tmp_path):
     code = "import sys; from ubar_jax.experiments import sweep; sweep.listing()\n"
-    code += "heavy = ('pandas', 'matplotlib', 'flax', 'optax', 'sklearn', 'orbax')\n"
+    code += "heavy = ('pandas', 'matplotlib', 'flax', 'optax', 'sklearn', 'orbax', 'ray')\n"
     code += "print([name for name in heavy if name in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

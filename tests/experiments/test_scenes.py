@@ -5,12 +5,13 @@ import pytest
 
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.tables import PAPER
+from ubar_jax.parts import topology
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", PAPER)
 def test_growth_is_measured_on_an_aggregation_of_every_node(rule):
-    work, arguments = scenes.ours(scenes.growth_scene(degree=8, nodes=12, d=5), rule)
+    work, arguments = scenes.ours(scenes.growth_scene(topology.random_regular(0, 12, 8), d=5), rule)
     assert jax.jit(work)(*arguments).shape == (12, 5)
 
 

@@ -98,3 +98,12 @@ def test_few_edges_are_counted_per_slot():
     """300 messages and six slots: 50 messages per slot."""
     inbox = make_inbox(np.zeros((2, 3), np.float32), np.zeros((300, 3), np.float32), np.zeros((2, 6)))
     assert linalg.few_edges(inbox, 50) and not linalg.few_edges(inbox, 51)
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e17, 1.8e19, 1.9e19, 1e30, np.inf, np.nan])
+def test_usable_rows_are_those_whose_squared_norm_fits(largest):
+    x = np.random.default_rng(0).normal(size=(4, 130)).astype(np.float32)
+    x[1, 7], x[2] = largest, -1e17
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(np.sum(np.square(x), axis=1))
+    np.testing.assert_array_equal(jax.jit(linalg.usable)(x), fits)

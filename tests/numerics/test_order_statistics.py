@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from test_linalg import make_inbox
 
 from ubar_jax import linalg, order_statistics
+from ubar_jax.numerics import selection
 from ubar_jax.types import Graph
 
 
@@ -35,17 +36,36 @@ def test_the_network_sorts_anything(values):
         np.testing.assert_array_equal(np.stack(sort(list(values))), np.sort(values, axis=0))
 
 
+@pytest.mark.parametrize("count", [1, 2, 100, 255, 256, 600])
+def test_counting_finds_every_rank(count):
+    """255 is the largest number that one count of eight bits can hold. Some values are equal."""
+    rng = np.random.default_rng(count)
+    values = rng.standard_normal((count, 5)).astype(np.float32) * np.float32([1, 1e-30, 1e30, 0, 1])
+    values[:, 4] = np.round(values[:, 4])
+    chosen = rng.random(count) < 0.8
+    chosen[0] = True
+    ordered = np.sort(values[chosen], axis=0)
+    of_rank = jax.jit(selection.of_rank)
+    nobody = np.zeros(count, bool)
+    assert not jnp.any(selection.median(values, nobody))
+    assert not jnp.any(selection.trimmed_mean(values, nobody, 0))
+    for rank in {0, len(ordered) // 3, len(ordered) // 2, len(ordered) - 1}:
+        np.testing.assert_array_equal(of_rank(values, chosen, rank), ordered[rank])
+
+
 def test_sorted_as_integers_the_ends_of_the_range_stay_in_order():
     most, least = linalg.BIG, np.float32(1e-45)
     values = np.float32(
         [1, -1, np.inf, -np.inf, most, -most, least, -least, 0, -0.0, 2.0**-126, -(2.0**-126)]
     )
-    for fused in (64, 4):
-        got = np.stack(order_statistics._sort_as_integers(list(values[:, None]), fused))
-        np.testing.assert_array_equal(got[:, 0], np.sort(values))
+    got = np.stack(order_statistics._sort_as_integers(list(values[:, None])))
+    np.testing.assert_array_equal(got[:, 0], np.sort(values))
+    everyone = np.ones(len(values), bool)
+    got = [selection.of_rank(values[:, None], everyone, rank) for rank in range(len(values))]
+    np.testing.assert_array_equal(np.stack(got)[:, 0], np.sort(values))
 
 
-@pytest.mark.parametrize("size", [1, 7, *slowly(70)])
+@pytest.mark.parametrize("size", [1, 7, *slowly(100)])
 def test_the_sum_of_the_smallest(size):
     values = np.random.default_rng(size).standard_normal((2, size, 3, 5), np.float32)  # two vmapped runs
     count = np.array([[0], [size // 2], [size]])
@@ -54,9 +74,9 @@ def test_the_sum_of_the_smallest(size):
     np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, *not_quickly(18), *slowly(33, 40, 41, 64, 65, 128, 150)])
+@pytest.mark.parametrize("slots", [1, 2, 3, *not_quickly(18), *slowly(33, 40, 41, 96, 97, 150, 300)])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
-    """One fused network up to 40 slots (64 for a median); stage by stage above."""
+    """One fused network up to 40 slots (96 for a median); by counting above."""
     rng = np.random.default_rng(slots)
     r, d = 7, 6
     sent = rng.normal(size=(slots + 3, d)).astype(np.float32)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,9 @@ from ubar_jax.config import canonical
 from ubar_jax.engine.compilation import compiled_chunk
 from ubar_jax.engine.preparation import prepare
 from ubar_jax.engine.simulation import run
-from ubar_jax.sweeps import checkpoints
+from ubar_jax.sweeps import checkpoints, cluster
 from ubar_jax.sweeps import plan as sweeps
-from ubar_jax.sweeps.groups import estimate, grouped, in_packs
+from ubar_jax.sweeps.groups import choose_width, estimate, grouped, in_packs
 
 pytestmark = pytest.mark.medium
 
@@ -262,8 +263,10 @@ def test_runs_of_a_pack_have_equal_rounds_and_data():
     experiments = [prepare(c) for c in varied(rounds=[4, 5]) + varied(eval_size=[50, 60])]
     assert len(grouped(experiments)) == 1
     assert [len(set(e.config for e in pack)) for pack in in_packs(experiments, 4)] == [1, 1, 1, 1]
-    longer = estimate(grouped([prepare(c) for c in varied(rounds=[400_000])]))
-    assert 5 < estimate(grouped(experiments)) < 60 < longer
+    [longer] = estimate(grouped([prepare(c) for c in varied(rounds=[400_000])]))
+    [short] = estimate(grouped(experiments))
+    assert 5 < sum(short) < 60 < sum(longer) and short.evaluation > 0
+    assert longer.rounds > 1000 * short.rounds
 
 
 def test_a_finished_sweep_is_not_run_again_and_a_grown_one_goes_on(tmp_path):
@@ -359,6 +362,42 @@ def test_a_rule_that_asks_for_losses_must_say_how_many(tmp_path):
     assert "greedy asks for losses: register it with pairs=" in str(error)
 
 
+def test_a_run_that_takes_too_long_fails_and_the_others_go_on(tmp_path):
+    configs = varied(rounds=[3 * 10**6, 6])  # of one program, so the second compiles nothing
+    outcome = sweeps.carry_out(
+        sweeps.make_plan(configs, tmp_path), tmp_path, checkpoint_seconds=0, run_timeout=2
+    )
+    [digest] = outcome.failed
+    failure = json.loads((tmp_path / digest / "failed.json").read_text())
+    assert failure["error"] == "TimeoutError: the run took longer than --run_timeout=2 seconds"
+    assert failure["config"]["rounds"] == 3 * 10**6 and len(results.load_runs(tmp_path)) == 1
+
+
+def test_checkpoints_of_others_are_left_alone(tmp_path, monkeypatch):
+    """Those of other runs, which another worker may be writing, and those of other versions."""
+    [config] = varied(seed=[0])
+    keep = checkpoints.writing(tmp_path, [config.digest()], 0)
+    run([prepare(config)], checkpointing=keep)
+    for damaged in (tmp_path / checkpoints.FOLDER).rglob("meta/*"):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(b"")
+        assert checkpoints.found(tmp_path, ["another"]) == ([], [])
+        damaged.write_bytes(whole)
+    mine = [config.digest()]
+    assert checkpoints.found(tmp_path, mine) == ([mine], [])
+    monkeypatch.setattr(checkpoints, "versions", lambda: {"jax": "0.0.1"})
+    assert checkpoints.found(tmp_path, mine) == ([], [])
+    assert checkpoints.found(tmp_path, mine, anywhere=True) == ([mine], [])
+
+
+def test_results_of_other_versions_are_read(tmp_path):
+    [config] = varied(seed=[0])
+    sweeps.carry_out(sweeps.make_plan([config], tmp_path), tmp_path)
+    path = tmp_path / config.digest() / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "versions": {"jax": "0.0.1"}}))
+    assert sweeps.make_plan([config], tmp_path).finished == {config.digest()}
+
+
 def test_a_full_disk_stops_the_sweep_and_keeps_what_is_whole(tmp_path, monkeypatch):
     configs = varied(seed=[0, 1, 2])
     write = np.savez_compressed
@@ -373,7 +412,8 @@ def test_a_full_disk_stops_the_sweep_and_keeps_what_is_whole(tmp_path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path, checkpoint_seconds=0)
     monkeypatch.undo()
-    assert checkpoints.found(tmp_path)[0] == [[configs[1].digest()]]  # it continues from there
+    begun, _ = checkpoints.found(tmp_path, [config.digest() for config in configs])
+    assert begun == [[configs[1].digest()]]  # it continues from there
     assert [r.config.seed for r in results.load_runs(tmp_path)] == [0]
     assert not list(tmp_path.glob(".part-*")) and not list(tmp_path.glob("*/failed.json"))
     sweeps.carry_out(sweeps.make_plan(configs, tmp_path), tmp_path)
@@ -481,3 +521,12 @@ def test_dry_run_and_exit_codes(tmp_path):
     assert len(results.load_runs(tmp_path / "out")) == 2
     about = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert about["groups"] == 2 and "--plugin=mine.py" in about["command"] and "jax" in about["versions"]
+
+
+def test_every_run_is_in_one_task():
+    """Packs with a checkpoint stay together, unless they overlap: those of older versions may."""
+    group = [SimpleNamespace(digest=digest) for digest in "abcde"]
+    assert cluster._units(group, set(), [], 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert cluster._units(group, {"a"}, [["b", "c"], ["c"], ["x"]], 2) == [["b", "c"], ["d", "e"]]
+    assert cluster._units(group, set("ab"), [["a", "b"], ["c", "c"]], 3) == [["c"], ["d", "e"]]
+    assert choose_width(group[:1], 3, size=5) == 3 and choose_width(group, 9) == 5

@@ -1,14 +1,17 @@
 """Ahead-of-time compilation of the programs of a run, with JAX's persistent cache."""
 
+import concurrent.futures
 import contextlib
 import functools
 import os
 import re
+import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +35,51 @@ class Compiled(NamedTuple):
 
     call: Callable
     cached: bool  # whether the persistent cache had it
+
+
+def once(function: Callable) -> Any:
+    """`lru_cache` that computes a result only once, also if several threads ask for it at the same time."""
+    cached = functools.lru_cache(maxsize=32)(function)
+    locks: dict[tuple, threading.Lock] = {}
+
+    @functools.wraps(function)
+    def waiting(*arguments):
+        with locks.setdefault(arguments, threading.Lock()):
+            found = cached(*arguments)
+        locks.pop(arguments, None)
+        return found
+
+    waiting.cache_info, waiting.cache_clear = cached.cache_info, cached.cache_clear  # type: ignore[attr-defined]
+    return waiting
+
+
+@contextlib.contextmanager
+def compiling_ahead(programs: Sequence[tuple[Program, int]]) -> Iterator[Callable[[int], None]]:
+    """Yields a function of i that compiles the next programs after the i-th, in threads that are free.
+
+    Programs are given with their width. One core is left for what runs meanwhile. On the CPU only: elsewhere
+    compilation may time kernels on the device, which should be idle then.
+    """
+    threads = min(2, devices.cores() - 1) if jax.default_backend() == "cpu" else 0
+    if threads < 1:
+        yield lambda i: None
+        return
+    distinct = list(dict.fromkeys(programs))
+    begun: set[tuple[Program, int]] = set()
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+
+    def ahead(i: int) -> None:
+        place = distinct.index(programs[i])
+        begun.add(programs[i])
+        for key in distinct[place + 1 : place + 1 + threads]:
+            if key not in begun:
+                begun.add(key)
+                pool.submit(compiled_chunk, key[0], key[1])  # if it fails, it fails again where it is needed
+
+    try:
+        yield ahead
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def use_cache() -> None:
@@ -115,13 +163,13 @@ def _stacker(optimizer: Spec[NoTraits], count: int) -> Callable:
     return jax.jit(stack)
 
 
-@functools.lru_cache(maxsize=32)
+@once
 def compiled_draw(how: Drawing, width: int = 1) -> Compiled:
     """(shards, held_out, key, t) -> Drawn, with the rounds in front; no axis for the runs if width = 1."""
     return _compile(lambda: _trace_draw(how, width))
 
 
-@functools.lru_cache(maxsize=32)
+@once
 def _trace_draw(how: Drawing, width: int) -> jax.stages.Traced:
     index = functools.partial(jax.ShapeDtypeStruct, dtype=np.int32)
     held_out = index((how.trained, how.held_out)) if how.judge == "held_out" else None
@@ -164,13 +212,13 @@ def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     return compiled.trace(state, drawn, data, graph, knobs, rounds)
 
 
-@functools.lru_cache(maxsize=32)
+@once
 def compiled_chunk(program: Program, width: int = 1) -> Compiled:
     """(state, drawn, data, graph, knobs, rounds) -> (state, Metrics); no axis for the runs if width = 1."""
     return _compile(lambda: trace_chunk(program, width))
 
 
-@functools.lru_cache(maxsize=32)
+@once
 def compiled_evaluation(
     learner: Learner, benign: int, trained: int, tests: int, width: int = 1, count: int = 1
 ) -> Compiled:
@@ -198,18 +246,19 @@ def statistics_of(data: Data) -> Data:
 
 def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     lowered = trace().lower()
-    before = _hits()[0]  # without hits of constants computed while tracing
+    thread = threading.get_ident()
+    before = _hits()[thread]  # without hits of constants computed while tracing
     call = lowered.compile()
-    return Compiled(call, _hits()[0] > before)
+    return Compiled(call, _hits()[thread] > before)
 
 
 @functools.cache
-def _hits() -> list[int]:
-    """[number of programs found in the persistent cache]; jax 0.7 cannot remove the listener that counts."""
-    count = [0]
+def _hits() -> Counter[int]:
+    """Programs found in the persistent cache, per thread; jax 0.7 cannot remove the listener that counts."""
+    count: Counter[int] = Counter()
 
     def listen(event: str, **_) -> None:
-        count[0] += event == "/jax/compilation_cache/cache_hits"
+        count[threading.get_ident()] += event == "/jax/compilation_cache/cache_hits"
 
     jax.monitoring.register_event_listener(listen)
     return count

@@ -4,11 +4,14 @@ import contextlib
 import functools
 import os
 import warnings
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ubar_jax.engine import meeting
 from ubar_jax.numerics.nn import NODES
 from ubar_jax.registry import ConfigError
 
@@ -48,6 +51,31 @@ def use_devices(count: int | None = None) -> int:
     return _used
 
 
+def use_processes(coordinator: str, processes: int, process: int) -> int:
+    """Makes this process one of several, on one machine or more, that run the same script together.
+
+    Call it before anything else uses JAX, in every process with its own number `process`, from 0; then every
+    run is spread over the devices of all of them, one CPU device or all accelerators per process. The
+    coordinator is process 0, as HOST:PORT. All must simulate the same configs in the same order, and each
+    gets all results; let process 0 write files. Returns the number of devices.
+    """
+    global _used
+    if not 0 <= process < processes:
+        raise ConfigError(f"process={process} of {processes}; give a number from 0 to {processes - 1}")
+    once = "call use_processes once, before anything else uses JAX"
+    if jax.distributed.is_initialized():
+        raise ConfigError(f"this process is one of several already; {once}")
+    with contextlib.suppress(RuntimeError):  # JAX has started; initialize says so
+        jax.config.update("jax_num_cpu_devices", 1)
+    meeting.meet(coordinator, processes, process)
+    try:
+        jax.distributed.initialize(coordinator, processes, process, initialization_timeout=meeting.WAIT)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{error}; {once}") from error
+    _used = jax.device_count()
+    return _used
+
+
 def used() -> int:
     """The number of devices that a run is spread over."""
     return _used
@@ -68,3 +96,18 @@ def whole(count: int) -> NamedSharding | None:
     """Whole on each of `count` devices; None for a single device."""
     found = mesh(count)
     return None if found is None else NamedSharding(found, PartitionSpec())
+
+
+def put(tree: Any, count: int) -> Any:
+    """A tree of arrays, whole on each of `count` devices, which may belong to several processes."""
+    sharding = whole(count)
+    if sharding is None or jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def one(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.jit(jax.random.wrap_key_data, out_shardings=sharding)(one(jax.random.key_data(leaf)))
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
+
+    return jax.tree.map(one, tree)

@@ -1,5 +1,6 @@
 """Check a Config; build its program and the arrays that the program is called with."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import networkx as nx
@@ -76,9 +77,10 @@ def prepare(config: Config | Resolved) -> Experiment:
     )
     task_of(learner)
     network = build_network(run, learner, dataset.train_x)
-    graph = topology.to_arrays(network)
+    others = topology.alike(run.topology, config.nodes, config.byzantine)
+    graph = topology.to_arrays(network, others)
     trained = len(network) if run.attack.traits.trains else config.nodes
-    rule = at_nodes(run, graph, trained)
+    rule = at_nodes(run, graph, trained, others)
     strengths, said = strengths_of(run, network)
     chunk = min(config.eval_every, config.rounds)
     program = Program(
@@ -92,7 +94,7 @@ def prepare(config: Config | Resolved) -> Experiment:
         schedule=run.schedule,
         benign=config.nodes,
         byzantine=config.byzantine,
-        benign_slots=topology.benign_slots(graph, config.nodes),
+        benign_slots=topology.benign_slots(graph, config.nodes, others),
         trained=trained,
         slots=graph.mask.shape[1],
         pairs=rule.pairs,
@@ -199,8 +201,11 @@ def check_memory(config: Config, learner: Learner, images: np.ndarray, slots: in
     memory.check_fits("this run", device, memory.device_memory(), advice)
 
 
-def at_nodes(run: Resolved, graph: Graph, receivers: int) -> AtNodes:
-    """The rule's count, alpha and pairs at the first `receivers` nodes of the graph."""
+def at_nodes(run: Resolved, graph: Graph, receivers: int, others: Sequence[Graph] = ()) -> AtNodes:
+    """The rule's count, alpha and pairs at the first `receivers` nodes of the graph.
+
+    Pairs are enough for the other networks, too.
+    """
     config, rule, traits = run.config, run.rule, run.rule.traits
     degree, _, count = count_neighbours(rule, graph, receivers, config.nodes)
     notices = []
@@ -214,7 +219,9 @@ def at_nodes(run: Resolved, graph: Graph, receivers: int) -> AtNodes:
     alpha = config.alpha
     if alpha is None:
         alpha = traits.alpha(degree, **rule.of(traits.alpha))
-    pairs = topology.round_up(losses_per_round(rule, degree, count))
+    counted = [(degree, count)]
+    counted += [count_neighbours(rule, other, receivers, config.nodes)[::2] for other in others]
+    pairs = topology.round_up(max(losses_per_round(rule, *numbers) for numbers in counted))
     return AtNodes(count, np.broadcast_to(alpha, degree.shape).astype(np.float32), pairs, notices)
 
 

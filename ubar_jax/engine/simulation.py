@@ -140,7 +140,7 @@ def run(
     now = start or first_snapshot(experiments)
     seconds = dict(now.seconds)
     loaded = _load(experiments, seconds, first=not now.points, say=say)
-    now = now._replace(state=jax.device_put(now.state, devices.whole(loaded.program.devices)))
+    now = now._replace(state=devices.put(now.state, loaded.program.devices))
     rounds = loaded.config.rounds
     if not now.points:
         now = _with_point(now, _evaluate(loaded, now.state, 0, seconds), now.accepted, loaded, seconds)
@@ -183,9 +183,8 @@ def _load(
         graph, knobs = (_stack([getattr(e, name) for e in experiments]) for name in ("graph", "knobs"))
         shares = _stack([e.drawn_from for e in experiments])
         data, test = experiments[0].data, experiments[0].test
-        graph, data, shares, knobs, test = jax.device_put(
-            (graph, data, shares, knobs, test), devices.whole(program.devices)
-        )
+        arrays = (graph, data, shares, knobs, test)
+        graph, data, shares, knobs, test = devices.put(arrays, program.devices)
     sharers = len({experiment.config for experiment in experiments})
     return _Loaded(
         program, config, width, sharers, draw, chunk, evaluations, one, data, shares, graph, knobs, test

@@ -4,16 +4,14 @@ Repeat a flag to give it several values; the sweep is the product of all lists. 
 flags prints every rule, attack, topology, data set and model. Flagfiles may include flagfiles
 (--flagfile=OTHER on its own line); a repeated flag ADDS to the list that a flagfile started.
 
-Runs that share a program are compiled once. Every finished run is in the results folder. After a kill or
-Ctrl-C, the same command continues. Exit codes: 0 all done; 1 a run failed (its folder has failed.json; the
-same command repeats it) or the disk is full; 2 bad flags or settings; 3 no run failed, but one diverged;
-130 stopped by Ctrl-C.
+Runs that share a program are compiled once. --workers and --address run a sweep on many processes or
+machines (CLUSTER.md). Every finished run is in the results folder. After a kill or Ctrl-C, the same command
+continues. Exit codes: 0 all done; 1 a run failed (its folder has failed.json; the same command repeats it)
+or the disk is full; 2 bad flags or settings; 3 no run failed, but one diverged; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
 import datetime
-import importlib
-import importlib.util
 import itertools
 import os
 import shlex
@@ -27,15 +25,17 @@ from absl import flags
 from tqdm import tqdm
 
 from ubar_jax.config import REGISTRIES, Config, Resolved, resolve
-from ubar_jax.engine.compilation import use_cache
+from ubar_jax.engine.compilation import repaired_cache, use_cache
 from ubar_jax.engine.devices import use_devices
 from ubar_jax.experiments import command
 from ubar_jax.files import write_json
+from ubar_jax.installed import versions
 from ubar_jax.parts import download
-from ubar_jax.registry import ConfigError, shown
-from ubar_jax.sweeps import results
-from ubar_jax.sweeps.groups import choose_width, estimate
+from ubar_jax.registry import ConfigError, load_plugin, shown
+from ubar_jax.sweeps import cluster, results
+from ubar_jax.sweeps.groups import choose_width, device_bytes, estimate
 from ubar_jax.sweeps.plan import Outcome, Plan, carry_out, make_plan
+from ubar_jax.sweeps.worker import Job
 
 DEFAULT = Config()
 flags.DEFINE_multi_string("rule", [DEFAULT.rule], "Aggregation rule, such as ubar(rho=0.4).")
@@ -110,10 +110,27 @@ flags.DEFINE_integer(
     lower_bound=1,
 )
 flags.DEFINE_float("checkpoint_seconds", 60, "Minimum number of seconds between two checkpoints.")
+flags.DEFINE_integer(
+    "workers",
+    None,
+    "Run on so many processes of this machine, of one core or one GPU each; needs ubar_jax[cluster].",
+    lower_bound=1,
+)
+flags.DEFINE_string(
+    "address",
+    None,
+    "Run on the Ray cluster at HOST:PORT, one worker per core or GPU; needs ubar_jax[cluster].",
+)
+flags.DEFINE_float(
+    "run_timeout",
+    None,
+    "Seconds after which a run has failed; default: none. A checkpoint of it is kept.",
+)
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
 flags.DEFINE_bool("download", True, "Download and prepare a tfds set that is missing; not in a dry run.")
 flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers your own parts.")
 flags.register_validator("checkpoint_seconds", lambda v: v >= 0, message="must be a number >= 0")
+flags.register_validator("run_timeout", lambda v: v is None or v > 0, message="must be a number > 0")
 command.must_be_named("results")
 
 GRID: tuple[str, ...] = ("rule", "attack", "topology", "dataset", "model", "sharding", "optimizer")
@@ -154,8 +171,15 @@ def describe(plan: Plan, width: int | None) -> str:
     runs = sum(map(len, left))
     lines.append(f"{runs} runs to do, {len(plan.finished)} done already; {len(left)} compilations")
     if left:
-        estimated = tqdm.format_interval(estimate(left))
-        lines.append(f"about {estimated} on this {results.device()}: a rough guess from one node's step")
+        compilation, rounds, evaluation = map(sum, zip(*estimate(left), strict=True))
+        total = compilation + rounds + evaluation
+        lines.append(
+            f"about {tqdm.format_interval(total)} on this {results.device()}: a rough guess from one node's "
+            f"step; {rounds / total:.0%} rounds, {evaluation / total:.0%} evaluation "
+            f"(--eval_every, --eval_size), {compilation / total:.0%} compilation"
+        )
+        most = max(device_bytes(group[0].program) + group[0].data.x.nbytes for group in left)
+        lines.append(f"at most about {most / 1e9:.2g} GB of memory per device and run: models and images")
     return "\n".join(lines)
 
 
@@ -173,24 +197,6 @@ def table(runs: Sequence[results.Run]) -> str:
 def listing() -> str:
     """Every part by kind."""
     return "\n\n".join(f"{registry.kind}:\n{registry.listing()}" for registry in REGISTRIES.values())
-
-
-def load_plugin(name: str) -> None:
-    """Imports a module, or a file by its path, so that it registers its parts."""
-    try:
-        if name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-        else:
-            importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"plugin {name!r} cannot be imported ({type(error).__name__}: {error}); give an importable "
-            "module or a .py file"
-        ) from error
 
 
 def _number_or_word(text: str | None) -> float | str | None:
@@ -221,8 +227,11 @@ def main(argv: Sequence[str]) -> int:
     lists: dict[str, Any] = {name: values[name].value for name in GRID}
     lists |= {"eval_every": [values.eval_every], "eval_size": [values.eval_size]}
     runs, notices = grid(lists)
+    if on_workers := values.workers is not None or values.address is not None:
+        cluster.check_flags(values.workers, values.address, values.devices)
+        jax.config.update("jax_platforms", "cpu")  # the GPUs are for the workers
     many = len(runs) > 1 and values.devices is None and jax.default_backend() == "cpu"
-    use_devices(1 if many else values.devices)
+    use_devices(1 if many or on_workers else values.devices)
     if values.dry_run:
         plan = make_plan(runs, Path(values.results), values.save_models)
         _tell([*notices, *plan.notices])
@@ -230,24 +239,45 @@ def main(argv: Sequence[str]) -> int:
         return 0
     use_cache()
     typed = shlex.join(["python", "-m", "ubar_jax.experiments.sweep", *sys.argv[1:]])
-    with results.owned(values.results, typed) as folder:
+    with repaired_cache(), results.owned(values.results, typed) as folder:
         plan = make_plan(runs, folder, values.save_models)
         _tell([*notices, *plan.notices])
         about: dict[str, Any] = {"command": typed, "date": datetime.date.today().isoformat()}
-        about |= {"versions": results.versions(), "device": results.device()}
+        about |= {"versions": versions(), "device": results.device()}
         if plan.left:
             write_json(folder / "sweep.json", about)
         if plan.finished:
             print(f"{len(plan.finished)} of {len(runs)} runs are in {folder} already")
-        outcome = carry_out(
-            plan,
-            folder,
-            width=values.width,
-            models=values.save_models,
-            checkpoint_seconds=values.checkpoint_seconds,
-            tensorboard=values.tensorboard,
-        )
+        if on_workers:
+            outcome = cluster.carry_out(plan, _job(folder), values.workers, values.address)
+        else:
+            outcome = carry_out(
+                plan,
+                folder,
+                width=values.width,
+                models=values.save_models,
+                checkpoint_seconds=values.checkpoint_seconds,
+                tensorboard=values.tensorboard,
+                run_timeout=values.run_timeout,
+            )
         return conclude(folder, plan, outcome, about)
+
+
+def _job(folder: Path) -> Job:
+    """What the workers need to know of this command."""
+    values = flags.FLAGS
+    plugins = (str(Path(name).absolute()) if name.endswith(".py") else name for name in values.plugin)
+    return Job(
+        folder=folder.absolute(),
+        home=Path.cwd(),
+        plugins=tuple(plugins),
+        versions=versions(),
+        width=values.width,
+        models=values.save_models,
+        checkpoint_seconds=values.checkpoint_seconds,
+        tensorboard=values.tensorboard,
+        run_timeout=values.run_timeout,
+    )
 
 
 def _tell(notices: Sequence[str]) -> None:
@@ -262,8 +292,10 @@ def conclude(folder: Path, plan: Plan, outcome: Outcome, about: dict) -> int:
     runs = [results.load_run(folder / digest) for digest in plan.configs if digest not in outcome.failed]
     if outcome.programs:
         left = plan.left
-        cached = sum(program.cached for program in outcome.programs)
+        cached = sum(outcome.programs)
         numbers = {"groups": len(left), "compilations": len(outcome.programs) - cached}
+        if runs:  # workers may have other devices than this process
+            about["device"] = ", ".join(sorted({run.summary["device"] for run in runs}))
         write_json(folder / "sweep.json", {**about, **numbers, "seconds": outcome.seconds})
         total, compiling = outcome.seconds["total"], outcome.seconds["compilation"]
         print(

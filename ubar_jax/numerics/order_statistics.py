@@ -1,10 +1,10 @@
-"""Order statistics per coordinate over each receiver's chosen slots, by Batcher's sorting network.
+"""Order statistics per coordinate over each receiver's chosen slots.
 
-Up to FUSED_SLOTS slots are sorted as K separate arrays, never stacked. XLA then fuses gathers, network and
-statistic into one loop over coordinates that works in registers and materialises nothing. On the CPU this
-requires a loop over receivers: XLA compiles a loop's body apart from the code that uses its result. The body
-grows with K log^2 K, and if all sorted values are used, XLA duplicates parts of the network. Denser graphs
-therefore run the same network stage by stage on [K, d].
+Up to FUSED_SLOTS slots are sorted by Batcher's network as K separate arrays, never stacked. XLA then fuses
+gathers, network and statistic into one loop over coordinates that works in registers and materialises
+nothing. On the CPU this requires a loop over receivers: XLA compiles a loop's body apart from the code that
+uses its result. The body grows with K log^2 K, and if all sorted values are used, XLA duplicates parts of the
+network. Denser graphs therefore count instead of sorting (`selection`), by blocks of coordinates.
 """
 
 import functools
@@ -12,21 +12,21 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from ubar_jax.numerics import nn
+from ubar_jax.numerics import nn, selection
 from ubar_jax.numerics.linalg import BIG
 from ubar_jax.types import Inbox
 
-FUSED_SLOTS = 64  # for medians
-
-
+FUSED_SLOTS = 96  # for medians
 FUSED_ALL = 40  # for statistics that use every sorted value
+BLOCK = 2**15  # values of a block of coordinates on the CPU: its digits fit the fastest cache
 
 
 def coordinate_median(inbox: Inbox, chosen: Array) -> Array:
     """[r, d] median of the messages in the chosen slots ([r, K] bool); mean of the middle two if even."""
+    if inbox.rows.shape[1] > FUSED_SLOTS:
+        return _by_blocks(selection.median, inbox, chosen)
     return _per_receiver(_median, inbox, chosen)
 
 
@@ -35,12 +35,14 @@ def trimmed_mean(inbox: Inbox, chosen: Array, cut: Array) -> Array:
 
     def one(sort, values, chosen, cut):
         values = [jnp.where(c, v, BIG) for v, c in zip(values, chosen, strict=True)]
-        ordered = sort(values, FUSED_ALL)
+        ordered = sort(values)
         kept = jnp.sum(chosen) - 2 * cut
         total = sum(jnp.where((k >= cut) & (k < cut + kept), v, 0) for k, v in enumerate(ordered))
         return total / jnp.maximum(kept, 1)
 
-    return _per_receiver(one, inbox, chosen, cut, fused=FUSED_ALL)
+    if inbox.rows.shape[1] > FUSED_ALL:
+        return _by_blocks(selection.trimmed_mean, inbox, chosen, cut)
+    return _per_receiver(one, inbox, chosen, cut)
 
 
 def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
@@ -50,20 +52,19 @@ def mean_around_median(inbox: Inbox, chosen: Array, keep: Array) -> Array:
     of the farthest kept value, mean), because XLA duplicates the network if sorted values are reused.
     """
     middle = coordinate_median(inbox, chosen)
+    if inbox.rows.shape[1] > FUSED_ALL:
+        return _by_blocks(selection.mean_around, inbox, chosen, keep, middle)
 
     def farthest(sort, values, chosen, keep, middle):
         away = [jnp.where(c, jnp.abs(v - middle), BIG) for v, c in zip(values, chosen, strict=True)]
-        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort(away, FUSED_ALL)))
+        return sum(jnp.where(k == keep - 1, v, 0) for k, v in enumerate(sort(away)))
 
-    reach = _per_receiver(farthest, inbox, chosen, keep, middle, fused=FUSED_ALL)
+    reach = _per_receiver(farthest, inbox, chosen, keep, middle)
 
     def one(_, values, chosen, keep, middle, reach):
         total, nearer, below, low, high = (jnp.zeros_like(middle) for _ in range(5))
-        rounding = 2 * jnp.finfo(jnp.float32).eps * (jnp.abs(middle) + reach)
         for v, c in zip(values, chosen, strict=True):
-            away = jnp.where(c, jnp.abs(v - middle), BIG)
-            inside = away < reach - rounding
-            tie = ~inside & (away <= reach + rounding)
+            inside, tie = selection.near(jnp.where(c, jnp.abs(v - middle), BIG), reach, middle)
             total += jnp.where(inside, v, 0)
             nearer += inside
             below += tie & (v <= middle)
@@ -81,6 +82,8 @@ def sum_of_smallest(values: list[Array], count: Array) -> Array:
     def total(sort, count, *values):
         return sum(jnp.where(k < count, value, 0) for k, value in enumerate(sort(values)))
 
+    if len(values) > FUSED_SLOTS:
+        return total(lambda values: jnp.sort(jnp.stack(values), axis=0), count, *values)
     on_cpu = jax.custom_batching.sequential_vmap(functools.partial(total, _sort_as_integers))
     default = functools.partial(total, sort_arrays)
     return lax.platform_dependent(count, *values, cpu=on_cpu, default=default)
@@ -97,7 +100,7 @@ def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
     return jnp.where(jnp.sum(chosen) % 2 == 1, low, (low + high) / 2)
 
 
-def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused: int = FUSED_SLOTS) -> Array:
+def _per_receiver(statistic: Callable, inbox: Inbox, chosen: Array, *numbers: Array) -> Array:
     """[r, d] statistic(sort, values: K arrays [d], chosen [K], numbers [] or [d]) per receiver.
 
     On the CPU vmapped runs are looped over, too: LLVM takes minutes to compile a vmapped integer network.
@@ -106,15 +109,13 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused
     def one(sort, sent, rows, chosen, *numbers):
         return statistic(sort, [sent[row] for row in rows], chosen, *numbers)
 
-    def one_by_one(sort, sent, *arguments):
-        return lax.map(lambda each: one(sort, sent, *each), arguments)
+    def one_by_one(sent, *arguments):
+        return lax.map(lambda each: one(_sort_as_integers, sent, *each), arguments)
 
     def together(sent, *arguments):
-        if inbox.rows.shape[1] > fused:
-            return one_by_one(sort_arrays, sent, *arguments)
         return jax.vmap(functools.partial(one, sort_arrays, sent))(*arguments)
 
-    on_cpu = jax.custom_batching.sequential_vmap(functools.partial(one_by_one, _sort_as_integers))
+    on_cpu = jax.custom_batching.sequential_vmap(one_by_one)
 
     def some(*arguments):
         return lax.platform_dependent(inbox.sent, *arguments, cpu=on_cpu, default=together)
@@ -122,47 +123,45 @@ def _per_receiver(statistic, inbox: Inbox, chosen: Array, *numbers: Array, fused
     return nn.split(some, inbox.rows, chosen, *numbers)
 
 
-def sort_arrays(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
-    """Sort the arrays elementwise, ascending; the result is stacked if there are more than `fused`."""
-    if len(values) > fused:
-        return _sorted_by_stages(jnp.stack(values))
+def _by_blocks(statistic: Callable, inbox: Inbox, chosen: Array, *numbers: Array) -> Array:
+    """[r, d] statistic(values [K, B], chosen [K], numbers [] or [B]) per receiver and block of B coordinates.
+
+    Elsewhere than on the CPU a block has all coordinates. The last block overlaps the one before it.
+    """
+    slots, d = inbox.rows.shape[1], inbox.sent.shape[1]
+
+    def one(size, rows, chosen, *numbers):
+        def cut(array, start):
+            return lax.dynamic_slice_in_dim(array, start, size, axis=array.ndim - 1)
+
+        def block(k, found):
+            start = jnp.minimum(k * size, d - size)
+            here = [cut(number, start) if number.ndim else number for number in numbers]
+            part = statistic(cut(inbox.sent, start)[rows], chosen, *here)
+            return lax.dynamic_update_slice_in_dim(found, part, start, axis=0)
+
+        return lax.fori_loop(0, -(-d // size), block, jnp.zeros(d))
+
+    def some(*arguments):
+        def by(size):
+            return lambda *arguments: lax.map(lambda each: one(size, *each), arguments)
+
+        return lax.platform_dependent(*arguments, cpu=by(min(d, max(128, BLOCK // slots))), default=by(d))
+
+    return nn.split(some, inbox.rows, chosen, *numbers)
+
+
+def sort_arrays(values: list[Array]) -> list[Array]:
+    """Sort the arrays elementwise, ascending."""
     values = list(values)
     for i, j in _batcher(len(values)):
         values[i], values[j] = jnp.minimum(values[i], values[j]), jnp.maximum(values[i], values[j])
     return values
 
 
-def _sort_as_integers(values: list[Array], fused: int = FUSED_SLOTS) -> list[Array] | Array:
+def _sort_as_integers(values: list[Array]) -> list[Array]:
     """`sort_arrays` on integers: float min and max propagate NaN, which takes several instructions."""
-
-    def turned(bits):  # flips all bits but the sign of negatives: ints then sort like the floats
-        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-    ordered = sort_arrays([turned(lax.bitcast_convert_type(v, jnp.int32)) for v in values], fused)
-    return jax.tree.map(lambda v: lax.bitcast_convert_type(turned(v), jnp.float32), ordered)
-
-
-def _sorted_by_stages(values: Array) -> Array:
-    """[K, ...] sorted along K, one pass per stage; a stage is a set of comparators on disjoint rows."""
-    size = len(values)
-    depth = [0] * size
-    stages: list[tuple[np.ndarray, np.ndarray]] = []
-    for i, j in _batcher(size):
-        level = max(depth[i], depth[j])
-        depth[i] = depth[j] = level + 1
-        if level == len(stages):
-            stages.append((np.arange(size), np.zeros(size, np.int32)))
-        partner, side = stages[level]
-        partner[[i, j]], side[[i, j]] = (j, i), (-1, 1)
-
-    def run(values, stage):
-        partner, side = stage[0], stage[1].reshape(-1, *[1] * (values.ndim - 1))
-        other = values[partner]
-        ends = jnp.where(side < 0, jnp.minimum(values, other), jnp.maximum(values, other))
-        return jnp.where(side == 0, values, ends), None
-
-    stacked = tuple(jnp.asarray(np.stack(part)) for part in zip(*stages, strict=True))
-    return lax.scan(run, values, stacked)[0]
+    return [selection.back(v) for v in sort_arrays([selection.in_order(v) for v in values])]
 
 
 @functools.cache

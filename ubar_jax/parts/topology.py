@@ -6,7 +6,7 @@ the benign subgraph is connected.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,6 +19,8 @@ from ubar_jax.types import Graph
 
 DRAWS = 1000  # maximum number of random graphs drawn to find a connected one
 DENSE = 2000  # maximum number of benign nodes for which eigenvalues are computed
+ALIKE = 10  # number of networks that sizes are taken from
+MANY = 500  # nodes above which they are not
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,24 @@ class TopologyTraits:
     places: bool = False  # whether it places the Byzantine nodes itself
     degree: Callable[..., float] = lambda n: 0  # expected mean degree; may take the topology's arguments
     reads: str | None = None  # name of the argument that is a file path
+    # (rng, (benign, byzantine), arguments) -> [n, n] bool: the links of a sample network of this kind, used
+    # only to choose padded sizes; it need not be connected
+    like: Callable[..., np.ndarray] | None = None
 
 
 topologies = Registry("topology", given=2, traits=TopologyTraits)
 
 
-@topologies.register(places=True, degree=lambda n, connection: connection * (n - 1))
+def _links(rng: np.random.Generator, nodes: tuple[int, int], connection: float = 0.4) -> np.ndarray:
+    """The links of an Erdos-Renyi graph; a node without any is linked to the one before it."""
+    links = np.triu(rng.random((sum(nodes), sum(nodes))) < connection, 1)
+    links |= links.T
+    lonely = np.flatnonzero(~links.any(axis=1))
+    links[lonely, lonely - 1] = links[lonely - 1, lonely] = True
+    return links
+
+
+@topologies.register(places=True, degree=lambda n, connection: connection * (n - 1), like=_links)
 def erdos_renyi(
     seed: int, nodes: tuple[int, int], connection: Annotated[float, Number(0, 1, open_low=True)] = 0.4
 ) -> nx.Graph:
@@ -211,10 +225,23 @@ def build(spec: Spec[TopologyTraits], benign: int, byzantine: int, seed: int) ->
     return graph
 
 
-def to_arrays(graph: nx.Graph) -> Graph:
-    """networkx -> padded neighbour lists, as NumPy arrays."""
+def alike(spec: Spec[TopologyTraits], benign: int, byzantine: int) -> list[Graph]:
+    """Sample networks with the same settings, whatever the seed; neighbour lists have a slot per node.
+
+    Sizes are padded to theirs, too, so that seeds share a program. None for topologies without the trait
+    `like`, or of more than MANY nodes.
+    """
+    like, n = spec.traits.like, benign + byzantine
+    if like is None or n > MANY:
+        return []
+    links = [like(_stream(n, k), (benign, byzantine), **spec.of(like)) for k in range(ALIKE)]
+    return [Graph(np.broadcast_to(np.arange(n), (n, n)), mask) for mask in links]
+
+
+def to_arrays(graph: nx.Graph, others: Sequence[Graph] = ()) -> Graph:
+    """networkx -> neighbour lists as NumPy arrays, padded to the largest degree here and in the others."""
     n = len(graph)
-    width = round_up(largest_degree(graph))
+    width = round_up(max(largest_degree(graph), *(int(other.mask.sum(1).max()) for other in others), 0))
     neighbours, mask = np.zeros((n, width), np.int32), np.zeros((n, width), bool)
     for i in range(n):
         ids = sorted(graph.neighbors(i))
@@ -269,9 +296,12 @@ def numbers_of(graph: nx.Graph, benign: int) -> NetworkNumbers:
     )
 
 
-def benign_slots(graph: Graph, benign: int) -> int:
-    """Number of leading slots that hold all benign neighbours (the smallest ids) of any node, rounded up."""
-    most = int(np.max(np.sum(graph.mask & (graph.neighbours < benign), axis=1)))
+def benign_slots(graph: Graph, benign: int, others: Sequence[Graph] = ()) -> int:
+    """Number of leading slots that hold all benign neighbours (the smallest ids) of any node, rounded up.
+
+    Here and in the other networks.
+    """
+    most = max(int(np.max(np.sum(g.mask & (g.neighbours < benign), axis=1))) for g in (graph, *others))
     return min(round_up(most, 8), graph.mask.shape[1])
 
 

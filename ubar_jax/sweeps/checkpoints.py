@@ -10,13 +10,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from ubar_jax.engine.simulation import Checkpointing, Snapshot
+from ubar_jax.installed import versions
 from ubar_jax.sweeps import results
 
 FOLDER = ".checkpoints"
@@ -59,16 +60,22 @@ def _finishing() -> Iterator[None]:
             before(signal.SIGINT, None)
 
 
-def found(folder: Path) -> tuple[list[list[str]], list[str]]:
-    """(the runs of every checkpoint made by the same versions and device, notices)."""
+def found(folder: Path, runs: Container[str], anywhere: bool = False) -> tuple[list[list[str]], list[str]]:
+    """(the packs with a checkpoint of these runs, notices).
+
+    Those made by other versions or on another kind of device are left out, unless `anywhere`. Those of other
+    runs are not opened: another worker may be writing them. A checkpoint that cannot be read is removed.
+    """
     packs, notices = [], []
     for path in sorted((folder / FOLDER).glob("*")):
+        if path.name.partition("-")[0] not in runs:
+            continue
         try:
             with _manager(path.absolute()) as manager:
                 args = _orbax().args
                 if (step := manager.latest_step()) is not None:
                     meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
-                    if meta["made_by"] == _made_by():
+                    if anywhere or meta["made_by"] == _made_by():
                         packs.append(meta["digests"])
         except Exception as error:  # orbax raises many kinds
             notices.append(damaged(path, error))
@@ -109,11 +116,13 @@ def remove(folder: Path, digests: Sequence[str]) -> None:
 
 
 def _path(folder: Path, digests: Sequence[str]) -> Path:
-    return folder.absolute() / FOLDER / hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+    """The folder of a pack: its name begins with the first run, which is in one pack only."""
+    pack = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+    return folder.absolute() / FOLDER / f"{digests[0]}-{pack}"
 
 
 def _made_by() -> dict:
-    return {**results.versions(), "device": results.device()}
+    return {**versions(), "device": results.device()}
 
 
 def _orbax():

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,17 @@ def grouped(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     return list(groups.values())
 
 
-def choose_width(group: Sequence[Experiment], wanted: int | None = None) -> int:
-    """Runs side by side: `wanted` if given; else 1 on a CPU, elsewhere as many as half the memory holds."""
+def choose_width(group: Sequence[Experiment], wanted: int | None = None, size: int | None = None) -> int:
+    """Runs side by side: `wanted` if given; else 1 on a CPU, elsewhere as many as half the memory holds.
+
+    At most the size of the group, which is given if these are only some of its runs.
+    """
+    size = size or len(group)
     if wanted is not None:
-        return min(wanted, len(group))
+        return min(wanted, size)
     if jax.default_backend() == "cpu":
         return 1
-    program = group[0].program
-    one = 4 * model_size(program.learner) * (program.benign + program.byzantine) * COPIES
-    return int(np.clip(device_memory() / 2 / one, 1, len(group)))
+    return int(np.clip(device_memory() / 2 / device_bytes(group[0].program), 1, size))
 
 
 def in_packs(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
@@ -47,13 +50,22 @@ def in_packs(group: Sequence[Experiment], width: int) -> list[list[Experiment]]:
     return packs
 
 
-def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
-    """Estimated seconds for the groups on this device; within a factor of three on a CPU.
+class Estimate(NamedTuple):
+    """Estimated seconds of a group, within a factor of three on a CPU."""
+
+    compilation: float
+    rounds: float
+    evaluation: float
+
+
+def estimate(groups: Sequence[Sequence[Experiment]]) -> list[Estimate]:
+    """Estimated seconds of each group on this device.
 
     One node's gradient, forward pass and copy of its model are timed and multiplied by how often the runs
     need them: per training node, per pair of stage 2, per slot, per test example.
     """
-    costs, total = {}, 0.0
+    costs: dict[tuple, tuple[float, float, float]] = {}
+    found = []
     for group in groups:
         program = group[0].program
         key = (program.learner, program.batch)
@@ -62,12 +74,19 @@ def estimate(groups: Sequence[Sequence[Experiment]]) -> float:
         gradient, forward, copy = costs[key]
         mixing = program.trained * program.slots * copy
         a_round = program.trained * gradient + program.pairs * forward + mixing
-        total += COMPILE_SECONDS
+        rounds = evaluation = 0.0
         for config, tests in ((e.config, len(e.test[1])) for e in group):
             points = config.rounds // program.chunk
             evaluated = tests + points * min(config.eval_size or tests, tests)
-            total += config.rounds * a_round + program.benign * evaluated / program.batch * forward
-    return total
+            rounds += config.rounds * a_round
+            evaluation += program.benign * evaluated / program.batch * forward
+        found.append(Estimate(COMPILE_SECONDS, rounds, evaluation))
+    return found
+
+
+def device_bytes(program: Program) -> int:
+    """About the bytes of models on each device at a round's peak: each holds those of all nodes."""
+    return 4 * model_size(program.learner) * (program.benign + program.byzantine) * COPIES
 
 
 def _costs(program: Program) -> tuple[float, float, float]:

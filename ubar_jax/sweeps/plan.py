@@ -3,13 +3,14 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from ubar_jax.config import Config, Resolved, resolve
-from ubar_jax.engine.compilation import Compiled, compiled_chunk, repaired_cache
+from ubar_jax.engine.compilation import compiled_chunk, compiling_ahead, repaired_cache
 from ubar_jax.engine.preparation import Experiment, prepare
 from ubar_jax.engine.simulation import Snapshot, first_snapshot, run
 from ubar_jax.files import disk_is_full
@@ -40,7 +41,7 @@ class Outcome(NamedTuple):
     """What a sweep did."""
 
     failed: dict[str, Exception]  # by digest
-    programs: list[Compiled]  # one per compiled chunk of rounds
+    programs: list[bool]  # per compiled chunk of rounds, whether the persistent cache had it
     seconds: dict[str, float]  # total, compilation
 
 
@@ -49,7 +50,6 @@ def make_plan(configs: Sequence[Config | Resolved], folder: Path, models: bool =
     runs: dict[str, Config] = {}
     notices: list[str] = []
     experiments, failed, finished = {}, {}, set()
-    results.check_format(folder)
     for given in configs:
         resolved = given if isinstance(given, Resolved) else resolve(given)
         digest, config = resolved.digest, resolved.config
@@ -76,52 +76,62 @@ def carry_out(
     folder: Path,
     *,
     width: int | None = None,
+    size: int | None = None,
     models: bool = False,
     checkpoint_seconds: float = 60,
     tensorboard: bool = False,
+    run_timeout: float | None = None,
+    show: Callable[[int], AbstractContextManager[tqdm]] = progress_bar,
+    begin: Callable[[Sequence[str], dict[str, Exception]], None] = lambda runs, failed: None,
 ) -> Outcome:
     """Runs what is left, pack by pack; a failed run is recorded, and the others continue.
 
-    A pack is `width` runs of one group that run side by side (default: `choose_width`). Packs with a
-    checkpoint in the folder come first, at the width they began with.
+    A pack is `width` runs of one group that run side by side (default and size: `choose_width`). Packs with a
+    checkpoint in the folder come first, at the width they began with. A run that is not over after
+    `run_timeout` seconds has failed; that is checked between two chunks. `show` makes the progress bar;
+    `begin` gets the runs of a pack before they run, and what failed so far.
     """
     started = time.perf_counter()
     if tensorboard:
         _summary_writer()
     known = {e.digest: e for group in plan.groups for e in group}
     begun, notices = _begun(plan, folder, known.keys())
-    packs = begun + _fresh_packs(plan, {d for digests in begun for d in digests}, width)
+    packs = begun + _fresh_packs(plan, {d for digests in begun for d in digests}, width, size)
     left = [e for d, e in known.items() if d not in plan.finished]
     failed, programs, compile_seconds = dict(plan.failed), {}, 0.0
-    with progress_bar(sum(e.config.rounds for e in left)) as bar, repaired_cache():
+    keys = [(known[digests[0]].program, len(digests)) for digests in packs]
+    rounds = sum(e.config.rounds for e in left)
+    with show(rounds) as bar, repaired_cache(), compiling_ahead(keys) as compile_next:
         for notice in notices:
             bar.write(f"notice: {notice}")
         for digest, error in plan.failed.items():
-            _record_failure(folder, plan, digest, error)
+            record_failure(folder, plan, digest, error)
         over = 0
-        for digests in packs:
+        for number, digests in enumerate(packs):
+            compile_next(number)
             members = [d for d in dict.fromkeys(digests) if d not in plan.finished]
             pack = [known[d] for d in digests]
             bar.set_description(f"{over}/{len(left)} runs, {_words(pack[0])}", refresh=False)
             before = bar.n
+            begin(members, failed)
             try:
                 start = _start(folder, digests, pack, bar) if digests in begun else None
                 if start is None:
                     checkpoints.remove(folder, digests)  # a checkpoint of other versions may be there
                 checkpointing = checkpoints.writing(folder, digests, checkpoint_seconds)
                 with _watcher(bar, digests, len(members), folder if tensorboard else None) as watch:
-                    ran = run(pack, watch, start, checkpointing, compiling(bar))
+                    in_time = _limited(watch, pack[0].config.rounds, run_timeout)
+                    ran = run(pack, in_time, start, checkpointing, compiling(bar))
             except Exception as error:
                 broken, finished = dict.fromkeys(members, error), False
             else:
                 compile_seconds += sum(result.seconds["compilation"] for result in ran)
                 compile_seconds -= start.seconds["compilation"] if start else 0
-                key = (pack[0].program, len(pack))
-                programs[key] = compiled_chunk(*key)
+                programs[keys[number]] = compiled_chunk(*keys[number]).cached
                 broken = _save(folder, dict(zip(digests, ran, strict=True)), members, models)
                 finished = True
             for digest, reason in broken.items():
-                _record_failure(folder, plan, digest, reason)  # a full disk ends the sweep here
+                record_failure(folder, plan, digest, reason)  # a full disk ends the sweep here
             if finished:
                 checkpoints.remove(folder, digests)
             failed |= broken
@@ -129,6 +139,23 @@ def carry_out(
             bar.update(before + len(members) * pack[0].config.rounds - bar.n)
     seconds = {"total": time.perf_counter() - started, "compilation": compile_seconds}
     return Outcome(failed, list(programs.values()), seconds)
+
+
+def _limited(watch: Callable, rounds: int, seconds: float | None) -> Callable:
+    """The callback, which raises TimeoutError if the last round is not done in so many seconds from now."""
+    started = time.monotonic()
+
+    def limited(latest: list[dict[str, Any]]) -> None:
+        watch(latest)
+        if seconds is not None and time.monotonic() - started > seconds and latest[0]["round"] < rounds:
+            raise TimeoutError(too_long(seconds))
+
+    return limited
+
+
+def too_long(seconds: float) -> str:
+    """Why a run failed that was stopped by `run_timeout`."""
+    return f"the run took longer than --run_timeout={seconds:g} seconds"
 
 
 def _save(folder: Path, ran: dict[str, Result], members: Sequence[str], models: bool) -> dict[str, Exception]:
@@ -142,7 +169,7 @@ def _save(folder: Path, ran: dict[str, Result], members: Sequence[str], models: 
     return broken
 
 
-def _record_failure(folder: Path, plan: Plan, digest: str, error: Exception) -> None:
+def record_failure(folder: Path, plan: Plan, digest: str, error: Exception) -> None:
     """Writes that a run failed; a full disk ends the sweep instead."""
     if disk_is_full(error):
         raise error
@@ -155,7 +182,7 @@ def _words(experiment: Experiment) -> str:
 
 def _begun(plan: Plan, folder: Path, known: Set[str]) -> tuple[list[list[str]], list[str]]:
     """(packs to continue, with every run in at most one, notices). Removes checkpoints of finished packs."""
-    found, notices = checkpoints.found(folder)
+    found, notices = checkpoints.found(folder, known)
     begun: list[list[str]] = []
     taken: set[str] = set()
     for digests in found:
@@ -179,12 +206,12 @@ def _start(folder: Path, digests: list[str], pack: list[Experiment], bar: tqdm) 
     return start
 
 
-def _fresh_packs(plan: Plan, begun: set[str], width: int | None) -> list[list[str]]:
-    """The digests of every pack of runs that have no checkpoint."""
+def _fresh_packs(plan: Plan, begun: set[str], width: int | None, size: int | None) -> list[list[str]]:
+    """The digests of every pack of runs that have no checkpoint; for width and size see `choose_width`."""
     packs = []
     for group in plan.groups:
         rest = [e for e in group if e.digest not in plan.finished | begun]
-        fresh = in_packs(rest, choose_width(group, width))
+        fresh = in_packs(rest, choose_width(group, width, size))
         packs += [[e.digest for e in pack] for pack in fresh]
     return packs
 

@@ -8,12 +8,11 @@ line per run, `.lock` names the process that owns the folder, and `.part-*` are 
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
-import importlib.metadata
 import io
 import json
 import os
-import platform
 import shutil
 import socket
 import tempfile
@@ -28,6 +27,7 @@ import numpy as np
 
 from ubar_jax.config import Config
 from ubar_jax.files import atomic_write, write_json
+from ubar_jax.installed import versions
 from ubar_jax.registry import ConfigError
 from ubar_jax.types import Result
 
@@ -97,19 +97,29 @@ def owned(folder: str | Path, command: str) -> Iterator[Path]:
                 shutil.rmtree(part, ignore_errors=True)
             else:
                 part.unlink(missing_ok=True)
+        check_format(folder)
         yield folder
 
 
 @contextlib.contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
-    """Yields a folder to write into; renames it to `final` when everything is written."""
-    part = final.with_name(f".part-{final.name}")
+    """Yields a folder to write into; renames it to `final` when everything is written.
+
+    Two workers may write the same run after a network was cut in two. Their bits are equal: the last one
+    wins, or gives up if the other comes between.
+    """
+    part = final.with_name(f".part-{final.name}-{socket.gethostname()}-{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)  # of a killed process with the same number
     part.mkdir()
     try:
         yield part
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(part, final)
+        shutil.rmtree(final, ignore_errors=True)
+        try:
+            os.rename(part, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -160,12 +170,6 @@ def summarise(result: Result) -> dict[str, Any]:
         "versions": versions(),
         "device": device(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that the numbers may depend on."""
-    packages = ("ubar_jax", "jax", "jaxlib", "flax", "optax", "numpy")
-    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
 
 
 def device() -> str:

@@ -1,6 +1,6 @@
-"""CPU benchmarks, compared with a serial torch simulator: `python -m ubar_jax.experiments.bench`.
+"""CPU benchmarks, compared with two torch programs: `python -m ubar_jax.experiments.bench`.
 
-`scenes`: networks in the middle of a round, and the work to measure on them, ours and the torch loop's.
+`scenes`: networks in the middle of a round, and the work to measure on them, ours and torch's.
 `measure`: timing in turns, and the machine's limits. `tables`: the paper's time table with our targets.
 `growth`: cost against degree, nodes and parameters. `costs`: attacks, whole sweeps, compilation. `figures`.
 """

@@ -1,10 +1,12 @@
 """`python -m ubar_jax.experiments.bench [SECTION ...]`; default: all sections.
 
-wall: wall seconds on all cores for a training step and the paper's rules, in a separate process; all other
-sections use CPU seconds on one core. peak: matrix products and copies. training: one step of all nodes, per
-model. mlp, lenet, cnn: one aggregation per rule. rounds: whole rounds. attacks, growth, sweep, compile.
-The sections before attacks compare with a serial torch simulator (benchmarks/serial_torch.py; needs the
-benchmark extra). Every section writes its JSON, and its figure if it has one, when it is done.
+wall: wall seconds on all cores, in a separate process: training, the paper's rules and whole rounds, ours
+over one and over all devices, several steps in one program as in a run. All other sections use CPU seconds on
+one core. peak: matrix products and copies. training: one step of all nodes, per model. mlp, lenet, cnn: one
+aggregation per rule. rounds: whole rounds. attacks, growth, sweep, compile.
+The sections before attacks compare with two torch programs in the folder benchmarks, which need the benchmark
+extra: a plain loop over nodes (serial_torch.py) and a tuned one (tuned_torch.py). Every section writes its
+JSON, and its figure if it has one, when it is done.
 """
 
 import json
@@ -18,12 +20,13 @@ from typing import Any
 
 from absl import flags
 
+from ubar_jax.engine import devices
 from ubar_jax.experiments import command
 from ubar_jax.experiments.bench import costs, figures
 from ubar_jax.experiments.bench.growth import measure_growth
 from ubar_jax.experiments.bench.measure import BUDGET, limits, machine
-from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_serial
-from ubar_jax.experiments.bench.tables import PAPER, Table, peak, time_tables
+from ubar_jax.experiments.bench.scenes import BATCH, CONNECTION, MODELS, NODES, ROUND, TRAINING, load_torch
+from ubar_jax.experiments.bench.tables import PAPER, Table, peak, time_tables, torch_of, wall_tables
 from ubar_jax.parts.aggregation import rules
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import results
@@ -37,24 +40,27 @@ def main(argv: Sequence[str]) -> None:
     if unknown := set(sections) - set(SECTIONS):
         raise ConfigError(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
     folder = results.open_folder(flags.FLAGS.results)
+    about: dict[str, Any] = {}
     if list(sections) != ["wall"]:
         if "wall" in sections:
             again = [sys.executable, "-m", "ubar_jax.experiments.bench", "wall"]
-            same = [f"--repeats={repeats}", f"--results={folder}", f"--torch_loop={flags.FLAGS.torch_loop}"]
+            same = [f"--repeats={repeats}", f"--results={folder}", f"--torch={flags.FLAGS.torch}"]
             subprocess.run([*again, *same], check=True)
             sections = [section for section in sections if section != "wall"]
         # Set before jax and torch start their threads, which inherit it.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    serial = load_serial(Path(flags.FLAGS.torch_loop))
-    if serial is None:
-        print(
-            f"no torch loop to compare with: it needs the file {flags.FLAGS.torch_loop} of a checkout "
-            "(--torch_loop) and pip install 'ubar_jax[benchmark]'"
-        )
     else:
-        print(f"compared with the torch loop in {flags.FLAGS.torch_loop}")
-        serial.torch.set_num_threads(len(os.sched_getaffinity(0)))
-    about = machine(serial) | {"repeats": repeats, "budget": BUDGET}
+        about["devices"] = devices.use_devices()  # before jax starts
+    programs = load_torch(Path(flags.FLAGS.torch))
+    if torch := torch_of(programs):
+        print(f"compared with the torch programs in {flags.FLAGS.torch}")
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    else:
+        print(
+            f"no torch programs to compare with: they need the folder {flags.FLAGS.torch} of a checkout "
+            "(--torch) and pip install 'ubar_jax[benchmark]'"
+        )
+    about |= machine(torch) | {"repeats": repeats, "budget": BUDGET}
     about |= {"nodes": NODES, "connection": CONNECTION, "batch": BATCH}
     print(about)
 
@@ -65,22 +71,23 @@ def main(argv: Sequence[str]) -> None:
         if section in (*ROWS, *MODELS):
             models: Iterable[str] = MODELS if section in ROWS else [section]
             rows = ROWS[section] if section in ROWS else tuple(rules.parts)
-            found = time_tables(models, rows, repeats, serial)
-            about["limits"] = limits(repeats, time.process_time, serial)
+            found = time_tables(models, rows, repeats, programs)
+            about["limits"] = limits(repeats, time.process_time, torch)
             for model, table in found.items():
                 tables.setdefault(model, {}).update(table)
             figures.draw_tables(tables, "CPU seconds", folder / "time_table")
         elif section == "wall":
             if about["load_before"] > 0.5:
                 print("wall seconds need an idle machine: threads that share a core wait for each other")
-            found = time_tables(MODELS, (TRAINING, *PAPER), repeats, serial, time.perf_counter)
-            about["limits"] = limits(repeats, time.perf_counter, serial)
+            rows = (TRAINING, *PAPER, *ROWS["rounds"])
+            found = wall_tables(MODELS, rows, repeats, programs, about["devices"])
+            about["limits"] = limits(repeats, time.perf_counter, torch)
             figures.draw_tables(found, "wall seconds", folder / "wall")
         elif section == "growth":
             found = measure_growth(repeats)
             figures.draw_growth(found, folder / "growth")
         elif section == "peak":
-            found = peak(repeats, serial)
+            found = peak(repeats, programs)
         elif section == "attacks":
             found = costs.attack_costs(repeats)
         elif section == "sweep":
@@ -95,9 +102,9 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 7, "Number of timings; the median is reported.", lower_bound=1)
     flags.DEFINE_string(
-        "torch_loop",
-        "benchmarks/serial_torch.py",
-        "File with the serial torch simulator, the only file read from outside the package.",
+        "torch",
+        "benchmarks",
+        "Folder with the torch programs, the only files read from outside the package.",
     )
     flags.DEFINE_string("results", "results/bench", "Folder for the tables (JSON) and the figures.")
     command.must_be_named("results")

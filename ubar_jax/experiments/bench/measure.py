@@ -13,6 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ubar_jax.engine import devices
+from ubar_jax.numerics import nn
+
 BUDGET = 12  # seconds after which a comparison is not repeated
 SIZES = (512, 1024, 2048)  # sides of the square matrices; the fastest product is the peak
 COPIED = 2**28  # bytes of the array that is copied
@@ -37,36 +40,39 @@ def seconds(
     return [choose(taken[1:]) for taken in seen]
 
 
-def ready(function: Callable, arguments: tuple) -> Callable[[], Any]:
-    """A function that runs the compiled program and waits; arrays are arguments, not constants."""
-    arguments = jax.device_put(arguments)
-    compiled = jax.jit(function).lower(*arguments).compile()
+def ready(function: Callable, arguments: tuple, count: int = 1) -> Callable[[], Any]:
+    """A function that runs the compiled program over `count` devices and waits.
+
+    Arrays are arguments, not constants.
+    """
+    whole = devices.whole(count)
+    arguments = jax.device_put(arguments, whole)
+    spread = jax.jit(nn.over(devices.mesh(count), function), in_shardings=whole, out_shardings=whole)
+    compiled = spread.lower(*arguments).compile()
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 
 @functools.cache
-def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) -> dict[str, Any]:
+def limits(repeats: int, clock: Callable[[], float], torch: ModuleType | None) -> dict[str, Any]:
     """The fastest matrix product of jax and torch, in GFLOP/s, and copy, in GB/s read and written.
 
     Measured once per process.
     """
     rng = np.random.default_rng(0)
-    products: dict[str, dict[int, float]] = {name: {} for name in (("jax", "torch") if serial else ("jax",))}
+    products: dict[str, dict[int, float]] = {name: {} for name in (("jax", "torch") if torch else ("jax",))}
     for size in SIZES:
         pair = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
         both: list[Callable[[], Any]] = [ready(lambda a, b: a @ b, tuple(pair))]
-        if serial:
-            tensors = [serial.torch.from_numpy(a) for a in (*pair, np.empty_like(pair[0]))]
-            both.append(functools.partial(serial.torch.mm, *tensors[:2], out=tensors[2]))
+        if torch:
+            tensors = [torch.from_numpy(a) for a in (*pair, np.empty_like(pair[0]))]
+            both.append(functools.partial(torch.mm, *tensors[:2], out=tensors[2]))
         for name, taken in zip(products, seconds(both, repeats, clock, min), strict=True):
             products[name][size] = 2 * size**3 / taken / 1e9
     source = np.ones(COPIED // 4, np.float32)
     target = np.zeros_like(source)
     copies: dict[str, Callable[[], Any]] = {"numpy": functools.partial(np.copyto, target, source)}
-    if serial:
-        copies["torch"] = functools.partial(
-            serial.torch.from_numpy(target).copy_, serial.torch.from_numpy(source)
-        )
+    if torch:
+        copies["torch"] = functools.partial(torch.from_numpy(target).copy_, torch.from_numpy(source))
     times = seconds(list(copies.values()), repeats, clock, min)
     copied = {name: 2 * COPIED / s / 1e9 for name, s in zip(copies, times, strict=True)}
     peak = max(max(of.values()) for of in products.values())
@@ -78,11 +84,11 @@ def limits(repeats: int, clock: Callable[[], float], serial: ModuleType | None) 
     }
 
 
-def machine(serial: ModuleType | None) -> dict[str, Any]:
+def machine(torch: ModuleType | None) -> dict[str, Any]:
     """The machine and versions that the numbers come from."""
     versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
-    if serial:
-        versions["torch"] = serial.torch.__version__
+    if torch:
+        versions["torch"] = torch.__version__
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     return {"cpu": _cpu_name(), "cores": cores, "load_before": load, "versions": versions}
 

@@ -1,7 +1,9 @@
-"""Networks in the middle of a round, and the work of a round on them: ours and the torch loop's."""
+"""Networks in the middle of a round, and the work of a round on them: ours and that of the torch programs."""
 
 import functools
+import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
@@ -37,6 +40,7 @@ CLASSES = 10
 NOISE = 1e-2  # standard deviation of the models from x_0, per parameter
 RATE = 0.05  # learning rate
 ROUNDS = 4  # rounds or steps per timed program: as in a run, memory is allocated once for several
+PROGRAMS = {"serial_torch": "loop", "tuned_torch": "tuned"}  # torch files and the names of their columns
 TRAINING, ROUND = "training", "round with "  # rows of a time table; every other row is a rule's name
 
 
@@ -73,10 +77,10 @@ def make_scene(model: str, benign: int, batch: int, byzantine: int = 0) -> Scene
     return _scene(own, network, mine, task, unravel, model, data, shards)
 
 
-def growth_scene(degree: int, nodes: int, d: int) -> Scene:
-    """A ring lattice. The loss reads the model once, so that stage 2 of UBAR does not dominate the cost."""
+def growth_scene(network: nx.Graph, d: int) -> Scene:
+    """Random models. The loss reads the model once, so that stage 2 of UBAR does not dominate the cost."""
+    nodes = len(network)
     own = np.random.default_rng(0).standard_normal((nodes, d), np.float32)
-    network = topology.small_world(0, nodes, degree, rewire=0.0)
     unused: Any = None  # never called
     task = Task(init=unused, loss=lambda vector, *_: jnp.mean(jnp.square(vector)), predict=unused)
     nothing = (np.zeros((nodes, 0), np.float32),)  # an empty batch per node
@@ -96,6 +100,15 @@ def ours(scene: Scene, row: str) -> Work:
     if row.startswith(ROUND):
         return several_rounds(scene, row.removeprefix(ROUND))
     return one_aggregation(scene, row)
+
+
+def ours_in_a_run(scene: Scene, row: str) -> Work:
+    """ROUNDS times the work of a row in one program; every time starts from the models of the last."""
+    if row == TRAINING:
+        return several_steps(scene)
+    return (
+        several_rounds(scene, row.removeprefix(ROUND)) if row.startswith(ROUND) else aggregations(scene, row)
+    )
 
 
 def training(scene: Scene) -> Work:
@@ -119,6 +132,17 @@ def one_aggregation(scene: Scene, name: str) -> Work:
     """[n, d] the rule's result at every node."""
     mix, count = aggregator(scene, name, len(scene.own))
     return lambda arrays, count: mix(arrays, count, arrays[0])[0], (scene[:4], count)
+
+
+def aggregations(scene: Scene, name: str) -> Work:
+    """[n, d] the models after ROUNDS aggregations, each of the results of the last."""
+    once, (arrays, count) = one_aggregation(scene, name)
+
+    def several(arrays, count):
+        own, *others = arrays
+        return jax.lax.fori_loop(0, ROUNDS, lambda _, own: once((own, *others), count), own)
+
+    return several, (arrays, count)
 
 
 def whole_round(scene: Scene, name: str) -> Work:
@@ -236,43 +260,45 @@ def least_bytes(scene: Scene) -> int:
     return 2 * scene.own.nbytes
 
 
-def load_serial(path: Path) -> ModuleType | None:
-    """The serial torch simulator from a file; None if the file or torch is missing."""
-    if importlib.util.find_spec("torch") is None or not path.exists():
-        return None
-    spec = importlib.util.spec_from_file_location("serial_torch", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def load_torch(folder: Path) -> dict[str, ModuleType]:
+    """The torch programs of a folder by the name of their column; none if it or torch is missing."""
+    if importlib.util.find_spec("torch") is None or not all((folder / f"{f}.py").exists() for f in PROGRAMS):
+        return {}
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        return {name: importlib.import_module(file) for file, name in PROGRAMS.items()}
+    finally:
+        sys.path.pop(0)
 
 
-def in_torch(scene: Scene, row: str, serial: ModuleType) -> Callable[[], Any] | None:
-    """The same work as a loop over nodes in torch; None if the loop does not have the rule."""
+def in_torch(scene: Scene, row: str, program: ModuleType) -> Callable[[], Any] | None:
+    """The same work by a torch program; None if it does not have the rule."""
     name = row.removeprefix(ROUND)
-    if name != TRAINING and name not in serial.RULES:
+    if name != TRAINING and name not in program.RULES:
         return None
-    tensor = serial.torch.from_numpy
+    tensor = program.torch.from_numpy
     # Not by indexing, which would leave a stride of n between a vector's elements.
-    vectors = list(tensor(np.take(np.asarray(scene.own), torch_layout(scene), axis=1)))
-    models = [serial.MODELS[scene.model]() for _ in vectors]
-    for model, vector in zip(models, vectors, strict=True):
-        serial.vector_to_parameters(vector.clone(), model.parameters())
+    vectors = tensor(np.take(np.asarray(scene.own), torch_layout(scene), axis=1))
     x, y = (np.array(a) for a in scene.batch)
-    batches = list(zip(tensor(np.moveaxis(x, -1, 2).copy()), tensor(y).long(), strict=True))
+    batches = tensor(x), tensor(y).long()
     if row == TRAINING:
-        return lambda: serial.train(models, batches)
-
+        return program.training(scene.model, vectors, *batches)
     count, alpha, _ = knobs_of(scene, name, len(vectors))
-    rule, probe = serial.RULES[name], serial.MODELS[scene.model]()
-    neighbours = [ids[real].tolist() for ids, real in zip(*(np.asarray(a) for a in scene.graph), strict=True)]
+    neighbours = neighbours_of(scene.graph)
     if row == name:
         own_losses = tensor(np.array(scene.own_loss))
-        return lambda: serial.aggregate(rule, vectors, neighbours, count.tolist(), own_losses, batches, probe)
-    images, labels = (serial.torch.cat(parts) for parts in zip(*batches, strict=True))
-    assert scene.data is not None and scene.shards is not None
-    network = (models, images, labels, tensor(np.array(scene.shards)).long(), neighbours)
-    return lambda: serial.play(rule, *network, count.tolist(), alpha.tolist(), RATE, probe)
+        return program.aggregation(
+            name, scene.model, vectors, *batches, neighbours, count.tolist(), own_losses
+        )
+    images, labels = (part.flatten(0, 1) for part in batches)
+    index = tensor(np.array(scene.shards)).long()
+    network = (vectors, images, labels, index, neighbours)
+    return program.rounds(name, scene.model, *network, count.tolist(), alpha.tolist(), RATE)
+
+
+def neighbours_of(graph: Graph) -> list[list[int]]:
+    """The neighbours of every node."""
+    return [ids[real].tolist() for ids, real in zip(*(np.asarray(a) for a in graph), strict=True)]
 
 
 def torch_layout(scene: Scene) -> np.ndarray:
