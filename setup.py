@@ -7,5 +7,5 @@ FLAGFILES = "ubar_jax.experiments.flagfiles"  # looked up by ubar_jax/experiment
 setup(
     packages=[*find_packages(include=["ubar_jax*"]), FLAGFILES],
     package_dir={FLAGFILES: "experiments"},
-    package_data={"ubar_jax": ["py.typed"], FLAGFILES: ["*.flags"]},
+    package_data={"ubar_jax": ["py.typed"], FLAGFILES: ["*.flags", "paper/*/*.flags"]},
 )

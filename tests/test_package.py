@@ -115,7 +115,8 @@ def test_the_wheel_has_all_modules_and_only_flagfiles_besides(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("ubar_jax/")}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ubar_jax").rglob("*.py")}
     flagfiles = {
-        f"ubar_jax/experiments/flagfiles/{path.name}" for path in (ROOT / "experiments").glob("*.flags")
+        f"ubar_jax/experiments/flagfiles/{path.relative_to(ROOT / 'experiments')}"
+        for path in (ROOT / "experiments").rglob("*.flags")
     }
     assert len(flagfiles) >= 7
     assert inside == modules | flagfiles | {"ubar_jax/py.typed"}

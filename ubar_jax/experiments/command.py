@@ -77,12 +77,12 @@ def expanded(args: Sequence[str], inside: tuple[Path, ...] = ()) -> list[str]:
 
 
 def shipped() -> dict[str, Path]:
-    """The flagfiles that come with the package, by name."""
+    """The flagfiles that come with the package, by name; those in folders as `folder/name`."""
     here = Path(__file__).parent
     installed, checkout = here / "flagfiles", here.parents[1] / "experiments"  # see setup.py
-    return {
-        file.stem: file for file in sorted((installed if installed.is_dir() else checkout).glob("*.flags"))
-    }
+    home = installed if installed.is_dir() else checkout
+    files = sorted(home.rglob("*.flags"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
 
 
 def _found(path: str) -> Path:
@@ -100,7 +100,7 @@ def _lines(path: str, file: Path) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(
             f"flagfile {shown(path)} cannot be read ({why}); looked in {Path.cwd()} and among the shipped "
-            f"ones: {', '.join(shipped())}"
+            f"ones: {', '.join(name for name in shipped() if '/' not in name)}, paper/cpu/..., paper/gpu/..."
         ) from error
     lines = [line.strip() for line in lines]
     return [line for line in lines if line and not line.startswith(("#", "//"))]

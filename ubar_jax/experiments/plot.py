@@ -47,7 +47,9 @@ class Bound(NamedTuple):
     free: tuple[str, ...]
 
 
+BASELINE = "baseline"  # not a rule: the name that `reproduce` gives to averaging without attackers
 BOUNDS = {
+    BASELINE: Bound("average, no attackers", "-", -1, ("attack", "judge", "byzantine_ratio")),
     "oracle": Bound("ceiling (oracle)", "--", -1, ("attack", "judge")),
     "local": Bound("floor (local)", ":", 1, ("attack", "judge", "topology", "alpha", "order")),
 }
