@@ -3,11 +3,13 @@
 # make test-oldest, make test-colab: the fast tests, all tests of rules and attacks and those of downloads, with the
 # lowest allowed versions on Python 3.11, and with the versions of Colab (August 2026) on Python 3.13.
 # make lint: check style and types. make wheel: build dist/*.whl and dist/*.tar.gz.
+# make reproduce: run and draw the paper's figures, ten hours on two cores; FIGURE=gaussian for one of them.
 # make notebooks: execute the notebooks and write them with their outputs.
 PYTHON ?= python3
 PYTHON311 ?= python3.11
 PYTHON313 ?= python3.13
 VENV ?= .venv
+WORKERS ?= $(shell nproc)
 BIN = $(VENV)/bin
 
 INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -15,7 +17,7 @@ FAST = -m pytest -n 2 --dist=worksteal -m "not slow and not medium"
 CONTRACTS = -m pytest -n 2 --dist=worksteal -m "slow or medium" \
   tests/parts/test_rules.py tests/parts/test_attacks.py tests/parts/test_download.py
 
-.PHONY: quickstart quicktest test test-all test-oldest test-colab lint wheel notebooks clean
+.PHONY: quickstart quicktest test test-all test-oldest test-colab lint wheel notebooks reproduce clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -62,6 +64,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reproduce: $(VENV)/.installed
+	$(BIN)/python -m ubar_jax.experiments.reproduce --workers=$(WORKERS) $(addprefix --figure=,$(FIGURE))
 
 notebooks: $(VENV)/.installed
 	$(BIN)/python experiments/notebooks/build.py

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("sweep", "plot", "report", "bench")
+COMMANDS = ("sweep", "plot", "report", "bench", "reproduce")
 
 LOOK = """
 import json, logging, os, sys, warnings

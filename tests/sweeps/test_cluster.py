@@ -253,7 +253,7 @@ def two_hosts(monkeypatch):
     cluster.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:os.fork.. was called")  # Ray forks and executes at once; JAX may be up here
+@pytest.mark.filterwarnings("ignore:os.fork.. was called")  # Ray executes at once
 def test_a_host_is_lost(home, two_hosts):
     cluster, second = two_hosts
     folder, args = home / "lost", ("--results=lost", f"--address={cluster.address}")

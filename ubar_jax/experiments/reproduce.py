@@ -72,16 +72,13 @@ def _ratio(*values: float) -> Callable[[Run], bool]:
 
 
 UNDER_ATTACK = Panels("dataset", "byzantine_ratio")
-# By name: how it is drawn, and the flagfiles of experiments/paper that it needs (of every data set that has one).
+# How each is drawn, and the flagfiles of experiments/paper that it needs, of every data set that has them.
 FIGURES: dict[str, tuple[Panels | Cells | Nodes, tuple[str, ...]]] = {
     "gaussian": (UNDER_ATTACK, ("baseline", "bounds", "gaussian_ubar", "gaussian")),
     "bit_flip": (UNDER_ATTACK, ("baseline", "bounds", "bit_flip_ubar", "bit_flip")),
     "mhamdi": (UNDER_ATTACK, ("baseline", "bounds", "mhamdi_ubar", "mhamdi")),
     "size": (Panels("dataset", "nodes"), ("size",)),
-    "connection": (
-        Panels("dataset", "topology", lambda run: run.config.nodes == 30),
-        ("connection", "size"),
-    ),
+    "connection": (Panels("dataset", "topology"), ("connection",)),
     "theorem1": (Nodes(), ("theorem1",)),
     "stages": (
         Cells("attack", "byzantine_ratio", lambda run: _ubar(run) and run.config.byzantine_ratio > 0.2),
@@ -112,7 +109,7 @@ def folder_of(flagfile: Path) -> Path:
 
 def sweep_command(name: str, workers: int | None) -> list[str]:
     """The command that runs a flagfile."""
-    words = [sys.executable, "-m", "ubar_jax.experiments.sweep", f"--flagfile={name}"]
+    words = [sys.executable, "-m", "ubar_jax.experiments.sweep", f"--flagfile={name}.flags"]
     return words if workers is None else [*words, f"--workers={workers}"]
 
 

@@ -1,4 +1,4 @@
-"""The console commands `ubar-sweep`, `ubar-plot`, `ubar-report` and `ubar-bench`."""
+"""The console commands `ubar-sweep`, `ubar-plot`, `ubar-report`, `ubar-bench` and `ubar-reproduce`."""
 
 import runpy
 
@@ -21,6 +21,11 @@ def run_report() -> None:
 def run_bench() -> None:
     """`python -m ubar_jax.experiments.bench`."""
     _run("bench")
+
+
+def run_reproduce() -> None:
+    """`python -m ubar_jax.experiments.reproduce`."""
+    _run("reproduce")
 
 
 def _run(name: str) -> None:
