@@ -3,13 +3,14 @@
 # make test-oldest, make test-colab: the fast tests, all tests of rules and attacks and those of downloads, with the
 # lowest allowed versions on Python 3.11, and with the versions of Colab (August 2026) on Python 3.13.
 # make lint: check style and types. make wheel: build dist/*.whl and dist/*.tar.gz.
-# make reproduce: run and draw the paper's figures, ten hours on two cores; FIGURE=gaussian for one of them.
+# make reproduce: run and draw the paper's figures, twelve hours on two cores; FIGURE=gaussian for one of them.
 # make notebooks: execute the notebooks and write them with their outputs.
 PYTHON ?= python3
 PYTHON311 ?= python3.11
 PYTHON313 ?= python3.13
 VENV ?= .venv
 WORKERS ?= $(shell nproc)
+PROFILE ?= cpu
 BIN = $(VENV)/bin
 
 INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -66,7 +67,8 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 reproduce: $(VENV)/.installed
-	$(BIN)/python -m ubar_jax.experiments.reproduce --workers=$(WORKERS) $(addprefix --figure=,$(FIGURE))
+	$(BIN)/python -m ubar_jax.experiments.reproduce --profile=$(PROFILE) \
+	  $(if $(filter cpu,$(PROFILE)),--workers=$(WORKERS)) $(addprefix --figure=,$(FIGURE))
 
 notebooks: $(VENV)/.installed
 	$(BIN)/python experiments/notebooks/build.py

@@ -1,50 +1,66 @@
 """The paper's figures: their flagfiles, and the command that runs and draws them."""
 
-import dataclasses
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
+from absl import flags
 
-from ubar_jax.experiments import command, plot, reproduce, sweep
+from ubar_jax.experiments import command, grids, plot, reproduce
+from ubar_jax.sweeps import results
+from ubar_jax.sweeps.results import Run
 
 SETTINGS = tuple(f"paper/{profile}/{data}" for profile in ("cpu", "gpu") for data in reproduce.DATASETS)
 NAMES = sorted(name for name in command.shipped() if name.startswith("paper/") and name not in SETTINGS)
 
 
-def runs_of(name):
-    """The runs of a flagfile, and the folder that it names."""
-    default = sweep.DEFAULT
-    lists = {field.name: [getattr(default, field.name)] for field in dataclasses.fields(default)}
-    lists |= {"seeds": [str(lists.pop("seed")[0])]}
-    given = {}
-    for line in command.expanded([f"--flagfile={name}"]):
-        key, _, value = line.removeprefix("--").partition("=")
-        kind = type(getattr(default, key, ""))
-        given.setdefault(key, []).append(int(value) if key == "eval_size" else kind(value))
-    [folder] = given.pop("results")
-    return *sweep.grid(lists | given), folder
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flagfile_has_valid_runs_and_opens_with_its_command_and_time(name):
     _, profile, figure = name.split("/")
-    runs, notices, folder = runs_of(name)
-    assert runs and not [notice for notice in notices if "merged" in notice and "none" not in notice]
-    what, command_line, time, *_ = command.shipped()[name].read_text().splitlines()
-    assert what.startswith("# ") and f"--flagfile={name}" in command_line
-    assert re.match(r"# About .* (on two cores|on a GPU)", time)
-    parts = {part for kind in reproduce.FIGURES.values() for part in kind[1]}
-    assert figure.partition("_")[2] in parts and folder.startswith(f"results/paper/{profile}/")
+    runs, _, folder = grids.grid_of(name)
+    about = [line for line in command.shipped()[name].read_text().splitlines() if line.startswith("#")]
+    assert f"--flagfile={name}" in about[-2]
+    number = re.match(r"# About .* (?:on two cores|on a GPU) .*\((\d+) runs?\)\.", about[-1])[1]
+    assert int(number) == len(runs)
+    parts = {part for recipe in reproduce.FIGURES.values() for part in recipe.parts}
+    assert figure.partition("_")[2] in parts and str(folder).startswith(f"results/paper/{profile}/")
 
 
-def test_both_profiles_have_the_same_figures():
-    def parts(profile):
-        found = {name.rpartition("/")[2] for name in NAMES if f"/{profile}/" in name}
-        return {name.removesuffix("_ubar") for name in found}
+def faked(profile, figure):
+    """A finished run for every run behind a figure, without running it."""
+    for name in reproduce.flagfiles(profile, figure):
+        for run in grids.grid_of(name)[0]:
+            times = np.arange(0, run.config.rounds + 1, run.config.eval_every)
+            worst = np.full(len(times), 0.9 if run.config.dataset == "mnist" else 0.3)
+            accuracy = np.repeat(worst[:, None], 3, axis=1)
+            summary = {"worst": worst[-1], "mean": worst[-1], "rounds_per_epoch": 7, "diverged": None}
+            summary |= {"seconds": {"rounds": 1.0, "evaluation": 1.0}, "versions": {}, "device": "cpu"}
+            yield Run(run.config, {"round": times, "worst": worst, "accuracy": accuracy}, summary, run.digest)
 
-    assert parts("cpu") | {"cifar10_connection"} == parts("gpu")
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("figure", reproduce.FIGURES)
+def test_every_figure_shows_one_data_set_per_cell_and_its_bounds(figure, profile, monkeypatch):
+    fakes = list(faked(profile, figure))
+    monkeypatch.setattr(results, "load_runs", lambda *folders: fakes)
+    recipe, (runs, total) = reproduce.FIGURES[figure], reproduce.runs_of(profile, figure)
+    assert len(runs) == total
+    shown = plot.with_bounds(runs)
+    assert len(list(recipe.draw(shown, *recipe.settings))) >= (figure != "time")
+    for labels, group in plot.split(shown, ["dataset", "rule", *recipe.settings]):
+        assert len(group) == len({run.config.seed for run in group}), labels
+    if recipe.draw is reproduce.draw_cells:
+        assert {run.config.dataset for run in runs} == {"mnist"}
+    if figure not in ("theorem1", "time"):
+        for labels, group in plot.split(shown, ["dataset", *recipe.settings]):
+            assert {"local", "oracle"} <= {run.config.rule for run in group}, labels
+    rules = {run.config.rule.partition("(")[0] for run in runs}
+    if figure in ("gaussian", "bit_flip", "mhamdi", "size", "connection", "time"):
+        assert {"average", "dkrum", "dmedian", "dbulyan", "bridge", "ubar"} <= rules
+    if figure in ("stages", "rho"):
+        assert {"ubar(rho=0.4)", "local", "oracle"} <= {run.config.rule for run in runs}
 
 
 COMMON = "--nodes=6\n--batch_size=16\n--rounds=8\n--eval_every=4\n--results=out/{folder}\n"
@@ -69,44 +85,53 @@ def tiny(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def call(monkeypatch):
+    """Runs the command with some flags; returns the exit code."""
+
+    def run(**given):
+        values = {"figure": None, "profile": "cpu", "workers": None, "draw_only": False, "out": "drawn"}
+        monkeypatch.setattr(flags, "FLAGS", type("Flags", (), values | given))
+        return reproduce.main(["reproduce"])
+
+    return run
+
+
 @pytest.mark.medium
-def test_a_figure_is_run_once_and_drawn_with_its_baseline(tiny, capfd):
-    names = list(reproduce.flagfiles("cpu", "gaussian"))
-    assert names == [
-        f"paper/cpu/mnist_{part}" for part in ("baseline", "bounds", "gaussian_ubar", "gaussian")
-    ]
-    assert reproduce.run_sweeps(names, None) == []
-    assert "== 4 of 4: paper/cpu/mnist_gaussian" in capfd.readouterr().out
-    [picture] = reproduce.draw("cpu", "gaussian", tiny)
-    assert picture.exists() and picture.with_suffix(".pdf").exists()
-    table = pd.read_csv(tiny / "gaussian.csv")
-    assert sorted(table["rule"]) == sorted(
-        ["average", "baseline", "dmedian", "local", "oracle", *2 * ["ubar(rho=0.4)"]]
-    )
-    told = json.loads((tiny / "gaussian.json").read_text())
-    assert told["runs"] == 7 and "--flagfile=paper/cpu/mnist_gaussian_ubar" in told["commands"][2]
+def test_a_figure_is_run_once_and_drawn_with_its_baseline(tiny, call, capfd):
+    names = reproduce.flagfiles("cpu", "gaussian")
+    assert names == [f"paper/cpu/mnist_{part}" for part in reproduce.FIGURES["gaussian"].parts]
+    assert call(figure=["gaussian"]) == 0
+    out = capfd.readouterr().out
+    assert "== 4 of 4: paper/cpu/mnist_gaussian" in out and "gaussian: 7 of 7 runs are finished" in out
+    assert (tiny / "drawn/gaussian.png").exists() and (tiny / "drawn/gaussian.pdf").exists()
+    table = pd.read_csv(tiny / "drawn/gaussian.csv")
+    rules = ["average", plot.BASELINE, "dmedian", "local", "oracle", *2 * ["ubar(rho=0.4)"]]
+    assert sorted(table["rule"]) == sorted(rules)
+    told = json.loads((tiny / "drawn/gaussian.json").read_text())
+    assert told["runs"] == "7 of 7" and "--flagfile=paper/cpu/mnist_gaussian_ubar" in told["commands"][2]
+    assert len(told["last sweeps"]) == 2 and "machine" in told["last sweeps"][0]
 
-    [(_, figure)] = reproduce.UNDER_ATTACK.draw(reproduce.runs_of("cpu", "gaussian"))
+    runs, _ = reproduce.runs_of("cpu", "gaussian")
+    [(_, figure)] = reproduce.draw_panels(plot.with_bounds(runs), "dataset", "byzantine_ratio")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [
-        "average",
-        "ubar(rho=0.4)",
-        "dmedian",
-        "average, no attackers",
-        "ceiling (oracle)",
-        "floor (local)",
-    ]
-    assert len(figure.axes) == 1 and re.search("byzantine ratio 0.25", figure.axes[0].get_title())
+    assert labels[:3] == ["average", "ubar(rho=0.4)", "dmedian"]
+    assert labels[3:] == ["average, no attackers", "ceiling (oracle)", "floor (local)"]
+    assert len(figure.axes) == 1 and "byzantine ratio 0.25" in figure.axes[0].get_title()
+    assert "attack gaussian" in figure.get_suptitle() and figure.axes[0].get_xlabel() == "round"
 
-    assert reproduce.run_sweeps(names, None) == []
+    assert call(figure=["gaussian"]) == 0
     assert capfd.readouterr().out.count("are in out/") == 4
 
 
-def test_a_figure_without_runs_and_a_failed_sweep_are_told(tiny, capfd):
-    assert reproduce.draw("cpu", "rho", tiny) == [] and "rho: no finished run" in capfd.readouterr().out
-    (tiny / "paper/cpu/mnist_gaussian.flags").write_text("--rule=gone\n")
-    assert reproduce.run_sweeps(["paper/cpu/mnist_gaussian"], None) == ["paper/cpu/mnist_gaussian"]
+@pytest.mark.parametrize(("code", "told"), [(0, [0, 4]), (3, [0, 4]), (1, [1, 4]), (2, [2, 1]), (-9, [1, 1])])
+def test_sweeps_that_all_would_fail_alike_end_it(tiny, call, monkeypatch, code, told):
+    """A failed run does not stop the others; bad input and a killed sweep do."""
+    began = []
+    monkeypatch.setattr(reproduce, "run_sweep", lambda name, workers: began.append(name) or code)
+    assert [call(figure=["gaussian"]), len(began)] == told
 
 
-def test_the_baseline_is_no_rule():
-    assert plot.BASELINE not in plot.REGISTRIES["rule"].parts
+def test_a_figure_without_runs_is_told(tiny, call, capfd):
+    assert call(figure=["rho"], draw_only=True) == 0
+    assert "rho: 0 of " in capfd.readouterr().out and not list((tiny / "drawn").iterdir())

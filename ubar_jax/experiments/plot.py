@@ -47,7 +47,7 @@ class Bound(NamedTuple):
     free: tuple[str, ...]
 
 
-BASELINE = "baseline"  # not a rule: the name that `reproduce` gives to averaging without attackers
+BASELINE = "(baseline)"  # averaging without attackers, as `reproduce` names it; no rule has such a name
 BOUNDS = {
     BASELINE: Bound("average, no attackers", "-", -1, ("attack", "judge", "byzantine_ratio")),
     "oracle": Bound("ceiling (oracle)", "--", -1, ("attack", "judge")),
@@ -60,7 +60,7 @@ SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed",
 
 
 def short(name: str, value: Any) -> str:
-    """A setting as a label: a spec without arguments that have their default value, except rho."""
+    """A setting as a label: a spec without arguments that have their default, except rho and connection."""
     if not isinstance(value, str):
         return "default" if value is None else f"{value:g}"
     try:
@@ -68,7 +68,7 @@ def short(name: str, value: Any) -> str:
     except (KeyError, ConfigError):  # not a spec, or a plugin's
         return value
     defaults = {k: parameter.default for k, parameter in spec.part.parameters.items()}
-    told = [(k, v) for k, v in spec.arguments if k == "rho" or v != defaults[k]]
+    told = [(k, v) for k, v in spec.arguments if k in ("rho", "connection") or v != defaults[k]]
     inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in told)
     return f"{spec.part.name}({inside})" if inside else spec.part.name
 
@@ -126,13 +126,14 @@ def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
 
 
 def with_bounds(runs: Sequence[Run]) -> list[Run]:
-    """The runs, with each of `local` and `oracle` copied to all settings of other rules that it holds for.
+    """The runs, with each bound copied to all settings of other rules that it holds for (`Bound.free`).
 
-    Neither of the two uses what Byzantine nodes send, nor takes losses: one run holds for every attack and
-    judge. `local` does not mix, so it also holds for every topology, alpha and order. All other settings
-    must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller shares of the
+    Neither `local` nor `oracle` uses what Byzantine nodes send, nor takes losses: one run holds for every
+    attack and judge. `local` does not mix, so it also holds for every topology, alpha and order. All other
+    settings must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller shares of the
     examples; hence runs without attackers do not hold for attacks. A run with exactly the settings comes
-    first. A run that holds for no settings of another rule stays where it is.
+    first. A run that holds for no settings of another rule stays where it is. `reproduce` adds the paper's
+    baseline, averaging without attackers, which holds for every ratio.
     """
 
     def key(config: Config, free: Sequence[str] = ()) -> tuple:
@@ -184,15 +185,20 @@ def time_unit(runs: Sequence[Run]) -> str:
 
 @matplotlib.rc_context(STYLE)
 def worst_accuracy(
-    runs: Sequence[Run], rows: str, columns: str, names: Sequence[str], title: str = ""
+    runs: Sequence[Run],
+    rows: str,
+    columns: str,
+    names: Sequence[str],
+    title: str = "",
+    unit: str | None = None,
 ) -> list[Figure]:
     """Worst-node accuracy: one line per rule, one panel per pair of values of `rows` and `columns`.
 
     Lines are means over seeds; bands span the seeds. Floor and ceiling have no band. Columns that do not fit
     continue below, then in another figure. `names` are the rules of all figures, without floor and ceiling,
-    so that a rule has the same colour everywhere.
+    so that a rule has the same colour everywhere. `unit` is epoch or round; by default epoch if known.
     """
-    lines, steps, unit = settings(runs, rows), settings(runs, columns), time_unit(runs)
+    lines, steps, unit = settings(runs, rows), settings(runs, columns), unit or time_unit(runs)
     strips_per_row = -(-len(steps) // COLUMNS)
     width = -(-len(steps) // strips_per_row)  # so that rows of panels have about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
@@ -417,7 +423,9 @@ def launch(work: Callable[[list[Run], Path], None]) -> None:
         values = flags.FLAGS
         if argv[1:]:
             raise ConfigError(f"unknown argument {argv[1]!r}; give flags")
-        work(read_runs(values.results), open_folder(values.out or values.results[0]))
+        runs = read_runs(values.results)
+        out = open_folder(values.out, "--out") if values.out else open_folder(values.results[0])
+        work(runs, out)
 
     command.launch(main)
 

@@ -1,205 +1,227 @@
 """The paper's figures: `python -m ubar_jax.experiments.reproduce --figure=gaussian`, or all without a name.
 
 Runs the flagfiles of experiments/paper (--profile=cpu, the paper's grids sized for two cores, or gpu, its
-exact settings), then draws. It can be stopped or killed; the same command continues. Every figure is written
-as PNG and PDF, with the runs behind it as CSV and where they come from as JSON.
+exact settings) and draws every figure as soon as its runs are done. It can be stopped or killed; the same
+command continues. A figure is written as PNG and PDF, with the runs behind it as CSV and where they come from
+as JSON. Exit codes as those of sweep.
 """
 
 import dataclasses
 import datetime
-import platform
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
-from ubar_jax.engine.devices import cores
+from ubar_jax.config import Config
 from ubar_jax.experiments import command, plot
+from ubar_jax.experiments.grids import grid_of
 from ubar_jax.experiments.pictures import Figure
 from ubar_jax.files import write_json
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import results
 from ubar_jax.sweeps.results import Run
 
-DATASETS = ("mnist", "cifar10")
-STOPPED, DIVERGED = 130, 3  # exit codes of a sweep
+MNIST, CIFAR10 = ("mnist",), ("cifar10",)
+DATASETS = MNIST + CIFAR10
+FAILED, DIVERGED, STOPPED = 1, 3, 130  # exit codes of a sweep
+Drawn = Iterator[tuple[str, Figure]]  # what a figure's files have after its name, and the figure
 
 
-class Panels(NamedTuple):
-    """A figure of curves, and which runs it shows."""
-
-    rows: str
-    columns: str
-    shown: Callable[[Run], bool] = lambda run: True
-
-    def draw(self, runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-        runs = plot.with_bounds(runs)
-        names = [name for name in plot.settings(runs, "rule") if name not in plot.BOUNDS]
-        for number, figure in enumerate(plot.worst_accuracy(runs, self.rows, self.columns, names), 1):
-            yield f"_page{number}" if number > 1 else "", figure
+def draw_panels(runs: Sequence[Run], rows: str, columns: str) -> Drawn:
+    """Curves over rounds; epochs would tell runs with different shares apart at equal rounds."""
+    names = [name for name in plot.settings(runs, "rule") if name not in plot.BOUNDS]
+    attacks = {run.config.attack for run in runs} - {"none"}
+    title = plot.words({"attack": attacks.pop()}) if len(attacks) == 1 and rows != "attack" else ""
+    pages = plot.worst_accuracy(runs, rows, columns, names, title, unit="round")
+    for number, figure in enumerate(pages, 1):
+        yield f"_page{number}" if number > 1 else "", figure
 
 
-class Cells(NamedTuple):
+def draw_cells(runs: Sequence[Run], each: str, columns: str) -> Drawn:
     """Heat maps of the final worst node, rules by `columns`, one per value of `each`."""
-
-    columns: str
-    each: str = "dataset"
-    shown: Callable[[Run], bool] = lambda run: True
-
-    def draw(self, runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-        for labels, group in plot.split(plot.with_bounds(runs), [self.each]):
-            yield plot.file_name("", labels), plot.heat_map(group, self.columns, plot.words(labels))
+    for labels, group in plot.split(runs, [each]):
+        yield plot.file_name("", labels), plot.heat_map(group, columns, plot.words(labels))
 
 
-class Nodes(NamedTuple):
+def draw_nodes(runs: Sequence[Run], *_: str) -> Drawn:
     """The accuracy of every node, a panel per run."""
-
-    shown: Callable[[Run], bool] = lambda run: True
-
-    def draw(self, runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-        yield "", plot.node_accuracy(runs)
+    yield "", plot.node_accuracy(runs)
 
 
-def _ubar(run: Run) -> bool:
-    return run.config.rule.startswith("ubar")
+class Recipe(NamedTuple):
+    """How a figure is made."""
+
+    draw: Callable[..., Drawn]
+    settings: tuple[str, ...]  # of rows and columns, or of each and columns
+    parts: tuple[str, ...]  # the flagfiles DATASET_PART.flags behind it; a profile may lack some
+    datasets: tuple[str, ...] = DATASETS
+    keeps: Callable[[Config], bool] = lambda config: True  # which of their runs it shows
 
 
-def _ratio(*values: float) -> Callable[[Run], bool]:
-    return lambda run: run.config.byzantine_ratio in values
+def _under(attack: str) -> Recipe:
+    parts = ("baseline", "bounds", f"{attack}_ubar", attack)
+    return Recipe(draw_panels, ("dataset", "byzantine_ratio"), parts)
 
 
-UNDER_ATTACK = Panels("dataset", "byzantine_ratio")
-# How each is drawn, and the flagfiles of experiments/paper that it needs, of every data set that has them.
-FIGURES: dict[str, tuple[Panels | Cells | Nodes, tuple[str, ...]]] = {
-    "gaussian": (UNDER_ATTACK, ("baseline", "bounds", "gaussian_ubar", "gaussian")),
-    "bit_flip": (UNDER_ATTACK, ("baseline", "bounds", "bit_flip_ubar", "bit_flip")),
-    "mhamdi": (UNDER_ATTACK, ("baseline", "bounds", "mhamdi_ubar", "mhamdi")),
-    "size": (Panels("dataset", "nodes"), ("size",)),
-    "connection": (Panels("dataset", "topology"), ("connection",)),
-    "theorem1": (Nodes(), ("theorem1",)),
-    "stages": (
-        Cells("attack", "byzantine_ratio", lambda run: _ubar(run) and run.config.byzantine_ratio > 0.2),
-        ("stages", "gaussian_ubar", "bit_flip_ubar", "mhamdi_ubar"),
-    ),
-    "rho": (
-        Cells("attack", "byzantine_ratio", lambda run: _ubar(run) and run.config.byzantine_ratio == 0.3),
-        ("rho", "gaussian_ubar", "bit_flip_ubar", "mhamdi_ubar"),
-    ),
-    "std": (Cells("attack", "byzantine_ratio", _ratio(0.5)), ("std", "gaussian_ubar", "gaussian")),
-    "norm": (Cells("attack", "byzantine_ratio", _ratio(0.5)), ("norm", "mhamdi_ubar", "mhamdi")),
-    "shards": (Panels("attack", "sharding"), ("shards",)),
+def _table(part: str, others: Sequence[str], keeps: Callable[[Config], bool]) -> Recipe:
+    parts = ("bounds", part, *others)
+    return Recipe(draw_cells, ("byzantine_ratio", "attack"), parts, MNIST, keeps)
+
+
+def _at(*ratios: float) -> Callable[[Config], bool]:
+    return lambda config: config.byzantine_ratio in ratios
+
+
+def _ubar_at(*ratios: float) -> Callable[[Config], bool]:
+    kept = ("ubar", *plot.BOUNDS)
+    return lambda config: config.byzantine_ratio in ratios and config.rule.startswith(kept)
+
+
+ATTACKS = ("gaussian_ubar", "gaussian", "bit_flip_ubar", "bit_flip", "mhamdi_ubar", "mhamdi")
+FIGURES = {
+    "gaussian": _under("gaussian"),
+    "bit_flip": _under("bit_flip"),
+    "mhamdi": _under("mhamdi"),
+    "size": Recipe(draw_panels, ("dataset", "nodes"), ("size",)),
+    "connection": Recipe(draw_panels, ("dataset", "topology"), ("connection",)),
+    "theorem1": Recipe(draw_nodes, (), ("theorem1",), MNIST),
+    "stages": _table("stages", ATTACKS, _ubar_at(0.3, 0.5)),
+    "counts": _table("counts", ATTACKS, _at(0.3)),
+    "rho": _table("rho", ATTACKS, _ubar_at(0.3)),
+    "std": _table("std", ATTACKS[:2], _at(0.5)),
+    "norm": _table("norm", ATTACKS[4:], _at(0.5)),
+    "shards": Recipe(draw_panels, ("attack", "sharding"), ("shards",), MNIST),
+    "time": Recipe(lambda runs: iter(()), (), ("time",), CIFAR10),
 }
 
 
-def flagfiles(profile: str, figure: str) -> dict[str, Path]:
-    """The flagfiles that a figure needs, by name."""
-    known = command.shipped()
-    wanted = [f"paper/{profile}/{d}_{part}" for d in DATASETS for part in FIGURES[figure][1]]
-    return {name: known[name] for name in wanted if name in known}
+def flagfiles(profile: str, figure: str) -> list[str]:
+    """The names of the flagfiles behind a figure."""
+    recipe, known = FIGURES[figure], command.shipped()
+    names = [f"paper/{profile}/{data}_{part}" for data in recipe.datasets for part in recipe.parts]
+    return [name for name in names if name in known]
 
 
-def folder_of(flagfile: Path) -> Path:
-    """The results folder that a flagfile names."""
-    [folder] = [line for line in flagfile.read_text().splitlines() if line.startswith("--results=")]
-    return Path(folder.partition("=")[2])
+def runs_of(profile: str, figure: str) -> tuple[list[Run], int]:
+    """(finished runs that a figure shows, how many it will have).
+
+    With attackers, averaging without them is the baseline; floor and ceiling are where they hold.
+    """
+    recipe = FIGURES[figure]
+    wanted: dict[str, Config] = {}
+    folders = {}
+    for name in flagfiles(profile, figure):
+        runs, _, folder = grid_of(name)
+        wanted |= {run.digest: run.config for run in runs}
+        folders[folder] = folder.is_dir()
+    found = results.load_runs(*(folder for folder, there in folders.items() if there))
+    known = [run for run in found if run.digest in wanted]
+    if "baseline" in recipe.parts:
+        known = [_as_baseline(run) if run.config.attack == "none" else run for run in known]
+    kept = [run for run in known if run.config.rule == plot.BASELINE or recipe.keeps(run.config)]
+    return kept, sum(config.attack == "none" or recipe.keeps(config) for config in wanted.values())
 
 
-def sweep_command(name: str, workers: int | None) -> list[str]:
-    """The command that runs a flagfile."""
-    words = [sys.executable, "-m", "ubar_jax.experiments.sweep", f"--flagfile={name}.flags"]
-    return words if workers is None else [*words, f"--workers={workers}"]
-
-
-def run_sweeps(names: Sequence[str], workers: int | None) -> list[str]:
-    """Runs flagfiles one after the other; returns those in which a run failed. Stops on Ctrl-C."""
-    failed = []
-    for number, name in enumerate(names, 1):
-        print(f"== {number} of {len(names)}: {name}", flush=True)
-        code = subprocess.run(sweep_command(name, workers)).returncode
-        if code == STOPPED:
-            raise KeyboardInterrupt
-        if code not in (0, DIVERGED):
-            failed.append(name)
-    return failed
-
-
-def runs_of(profile: str, figure: str) -> list[Run]:
-    """The finished runs behind a figure; averaging without attackers is the baseline under attack."""
-    kind, parts = FIGURES[figure]
-    folders = {folder_of(file) for file in flagfiles(profile, figure).values()}
-    found = results.load_runs(*sorted(folder for folder in folders if folder.is_dir()))
-    if "baseline" in parts:
-        found = [
-            run._replace(config=dataclasses.replace(run.config, rule=plot.BASELINE))
-            if run.config.attack == "none"
-            else run
-            for run in found
-        ]
-    return [run for run in found if kind.shown(run)]
+def _as_baseline(run: Run) -> Run:
+    return run._replace(config=dataclasses.replace(run.config, rule=plot.BASELINE))
 
 
 def draw(profile: str, figure: str, out: Path) -> list[Path]:
-    """Draws a figure from the runs that are finished; returns the paths of the PNGs."""
-    if not (runs := runs_of(profile, figure)):
-        print(f"{figure}: no finished run")
-        return []
+    """Writes a figure from the runs that are finished; returns the paths of the PNGs."""
+    recipe, (runs, total) = FIGURES[figure], runs_of(profile, figure)
+    print(f"{figure}: {len(runs)} of {total} runs are finished", flush=True)
     paths = []
-    for suffix, picture in FIGURES[figure][0].draw(runs):
+    for suffix, picture in recipe.draw(plot.with_bounds(runs), *recipe.settings) if runs else ():
         paths.append(out / f"{figure}{suffix}.png")
         for path in (paths[-1], paths[-1].with_suffix(".pdf")):
             picture.savefig(path, dpi=150)
-    results.table(runs).to_csv(out / f"{figure}.csv", index=False)
-    write_json(out / f"{figure}.json", provenance(profile, figure, runs))
+    if runs:
+        table = plot.time_table(runs) if figure == "time" else results.table(runs)
+        table.to_csv(out / f"{figure}.csv", index=False)
+        write_json(out / f"{figure}.json", provenance(profile, figure, runs, total))
     return paths
 
 
-def provenance(profile: str, figure: str, runs: Sequence[Run]) -> dict:
-    """Commands, seconds, versions and hardware of the runs behind a figure."""
+def provenance(profile: str, figure: str, runs: Sequence[Run], total: int) -> dict:
+    """Where the runs behind a figure come from: commands, commits, machines, seconds, versions."""
     spent = sum(run.summary["seconds"][part] for run in runs for part in ("rounds", "evaluation"))
+    names = flagfiles(profile, figure)
+    sweeps = [_noted(folder) for folder in dict.fromkeys(grid_of(name)[2] for name in names)]
     return {
-        "commands": [" ".join(["python", *sweep_command(n, None)[1:]]) for n in flagfiles(profile, figure)],
+        "commands": [" ".join(["python", *sweep_command(name, None)[1:]]) for name in names],
         "drawn": datetime.date.today().isoformat(),
-        "commit": _commit(),
-        "runs": len(runs),
+        "runs": f"{len(runs)} of {total}",
         "seconds of one worker, without compilation": round(spent),
+        "last sweeps": [noted for noted in sweeps if noted],
         "versions": list({str(run.summary["versions"]): run.summary["versions"] for run in runs}.values()),
-        "devices": sorted({run.summary["device"] for run in runs}),
-        "drawn on": f"{platform.machine()}, {cores()} cores",
     }
 
 
-def _commit() -> str | None:
-    """The commit of the checkout, if this is one and git is there."""
-    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+def _noted(folder: Path) -> dict[str, Any]:
+    """What the last sweep that wrote to a folder noted of itself."""
     try:
-        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
+        noted = json.loads((folder / "sweep.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: noted[name] for name in ("command", "date", "commit", "machine") if name in noted}
+
+
+def sweep_command(flagfile: str, workers: int | None) -> list[str]:
+    """The command that runs a flagfile."""
+    words = [sys.executable, "-m", "ubar_jax.experiments.sweep", f"--flagfile={flagfile}.flags"]
+    return words if workers is None else [*words, f"--workers={workers}"]
+
+
+def run_sweep(flagfile: str, workers: int | None) -> int:
+    """Runs a flagfile; returns the exit code. Ctrl-C and SIGTERM end the sweep first, in its own way."""
+    process = subprocess.Popen(sweep_command(flagfile, workers))
+    before = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the sweep has got it, too
+        code = process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if code == STOPPED:
+        raise KeyboardInterrupt
+    return code
 
 
 def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     if argv[1:]:
         raise ConfigError(f"unknown argument {argv[1]!r}; give flags")
-    wanted = values.figure or list(FIGURES)
-    out = results.open_folder(values.out or Path("results", "paper", values.profile, "figures"))
+    wanted = list(dict.fromkeys(values.figure or FIGURES))
+    out = results.open_folder(values.out or Path("results", "paper", values.profile, "figures"), "--out")
     names = list(dict.fromkeys(name for figure in wanted for name in flagfiles(values.profile, figure)))
-    failed = [] if values.draw_only else run_sweeps(names, values.workers)
+    codes: dict[str, int] = {}
     for figure in wanted:
-        print(*draw(values.profile, figure, out), sep="\n")
-    if failed:
+        for name in [] if values.draw_only else flagfiles(values.profile, figure):
+            if name in codes:
+                continue
+            print(f"== {len(codes) + 1} of {len(names)}: {name}", flush=True)
+            codes[name] = run_sweep(name, values.workers)
+            if codes[name] not in (0, FAILED, DIVERGED):  # every other sweep would end in the same way
+                return codes[name] if codes[name] > 0 else FAILED
+        for path in draw(values.profile, figure, out):
+            print(path)
+    if failed := [name for name, code in codes.items() if code == FAILED]:
         print(f"runs failed in {', '.join(failed)}; the same command repeats them", file=sys.stderr)
-    return 1 if failed else 0
+    return FAILED if failed else 0
 
 
 def launch() -> None:
     """Defines the flags and runs the command."""
     flags.DEFINE_multi_enum("figure", None, list(FIGURES), "Figure to make; default: all.")
     flags.DEFINE_enum("profile", "cpu", ["cpu", "gpu"], "Settings: sized for two cores, or the paper's.")
-    flags.DEFINE_integer("workers", None, "Workers of the sweeps (see sweep --help).", lower_bound=1)
+    flags.DEFINE_integer("workers", None, "Workers of the sweeps, see sweep --help.", lower_bound=1)
     flags.DEFINE_bool("draw_only", False, "Draw what is finished, run nothing.")
     flags.DEFINE_string("out", None, "Folder of the figures; default: results/paper/PROFILE/figures.")
     command.must_be_named("out")

@@ -12,7 +12,6 @@ or the disk is full; 2 bad flags or settings; 3 no run failed, but one diverged;
 
 import dataclasses
 import datetime
-import itertools
 import os
 import shlex
 import sys
@@ -24,12 +23,13 @@ import jax
 from absl import flags
 from tqdm import tqdm
 
-from ubar_jax.config import REGISTRIES, Config, Resolved, resolve
+from ubar_jax.config import REGISTRIES, Config
 from ubar_jax.engine.compilation import repaired_cache, use_cache
-from ubar_jax.engine.devices import use_devices
+from ubar_jax.engine.devices import cores, use_devices
 from ubar_jax.experiments import command
+from ubar_jax.experiments.grids import grid
 from ubar_jax.files import write_json
-from ubar_jax.installed import versions
+from ubar_jax.installed import commit, processor, versions
 from ubar_jax.parts import download
 from ubar_jax.registry import ConfigError, load_plugin, shown
 from ubar_jax.sweeps import cluster, results
@@ -138,23 +138,6 @@ GRID += ("schedule", "nodes", "byzantine_ratio", "connection", "rho", "alpha", "
 GRID += ("rounds", "seeds", "order", "local_steps", "held_out", "judge")
 
 
-def grid(values: dict[str, Sequence]) -> tuple[list[Resolved], list[str]]:
-    """(product of the lists, with each run once, notices)."""
-    values = {k: list(v) if v else [None] for k, v in values.items()}
-    values["rho"] = [_number_or_word(rho) for rho in values["rho"]]
-    values["seed"] = [_seed(s) for text in values.pop("seeds") for s in text.split(",")]
-    runs: dict[str, Resolved] = {}
-    notices: list[str] = []
-    product = list(itertools.product(*values.values()))
-    for point in product:
-        resolved = resolve(Config(**dict(zip(values, point, strict=True))))
-        runs[resolved.digest] = resolved
-        notices += resolved.notices
-    if len(runs) < len(product):
-        notices.append(f"{len(product)} combinations mean {len(runs)} different runs; duplicates merged")
-    return list(runs.values()), list(dict.fromkeys(notices))
-
-
 def describe(plan: Plan, width: int | None) -> str:
     """The remaining runs by compile group, and an estimate of their time."""
     lines = []
@@ -199,20 +182,6 @@ def listing() -> str:
     return "\n\n".join(f"{registry.kind}:\n{registry.listing()}" for registry in REGISTRIES.values())
 
 
-def _number_or_word(text: str | None) -> float | str | None:
-    try:
-        return None if text is None else float(text)
-    except (TypeError, ValueError):
-        return text
-
-
-def _seed(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"--seeds={shown(text)} is not a whole number; write --seeds=0,1,2") from error
-
-
 def main(argv: Sequence[str]) -> int:
     values = flags.FLAGS
     if not values.download or values.dry_run:
@@ -244,6 +213,7 @@ def main(argv: Sequence[str]) -> int:
         _tell([*notices, *plan.notices])
         about: dict[str, Any] = {"command": typed, "date": datetime.date.today().isoformat()}
         about |= {"versions": versions(), "device": results.device()}
+        about |= {"commit": commit(), "machine": f"{processor()}, {cores()} cores"}
         if plan.left:
             write_json(folder / "sweep.json", about)
         if plan.finished:

@@ -57,8 +57,8 @@ class DamagedError(Exception):
     """A result file cannot be read; the message names it."""
 
 
-def open_folder(folder: str | Path) -> Path:
-    """Create the folder and check that it is writable."""
+def open_folder(folder: str | Path, flag: str = "--results") -> Path:
+    """Create the folder, which the user named by a flag, and check that it is writable."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,8 +66,7 @@ def open_folder(folder: str | Path) -> Path:
             pass
     except OSError as error:
         raise ConfigError(
-            f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another "
-            "with --results"
+            f"results folder {str(folder)!r} cannot be written ({error.strerror}); choose another with {flag}"
         ) from error
     return folder
 

@@ -6,7 +6,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from ubar_jax.engine import devices
+from ubar_jax.installed import processor
 from ubar_jax.numerics import nn
 
 BUDGET = 12  # seconds after which a comparison is not repeated
@@ -90,12 +90,4 @@ def machine(torch: ModuleType | None) -> dict[str, Any]:
     if torch:
         versions["torch"] = torch.__version__
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    return {"cpu": _cpu_name(), "cores": cores, "load_before": load, "versions": versions}
-
-
-def _cpu_name() -> str:
-    """The processor's model name, from Linux."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return {"cpu": processor(), "cores": cores, "load_before": load, "versions": versions}
