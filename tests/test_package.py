@@ -139,9 +139,9 @@ def test_the_wheel_runs_without_the_checkout(installed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_console_commands_show_their_flags(installed, name):
-    told = installed(f"ubar-{name}", "--help")
-    assert "--results" in told.stdout and f"ubar_jax.experiments.{name}" in told.stdout, told
-    refused = installed(f"ubar-{name}", "--results=")
+    told, folder = installed(f"ubar-{name}", "--help"), "--out" if name == "reproduce" else "--results"
+    assert folder in told.stdout and f"ubar_jax.experiments.{name}" in told.stdout, told
+    refused = installed(f"ubar-{name}", f"{folder}=")
     assert refused.returncode == 2 and refused.stderr.startswith("error: ")
 
 

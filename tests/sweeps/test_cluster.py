@@ -139,8 +139,9 @@ def test_two_workers_write_what_the_plain_loop_writes(home):
     """A plugin and a graph file, both named by relative paths, and every flag that workers need."""
     process = begin(home, "--results=two", "--workers=2", "--tensorboard", "--save_models")
     assert wait_for(lambda: written(home / "two"), process)
-    assert listening(home) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # loopback
-    assert len(listening(home)) == 2 and len(workers_of(home)) == 2
+    addresses = listening(home)
+    assert addresses and addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}  # loopback
+    assert wait_for(lambda: len(workers_of(home)) == 2, process)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "4 runs in" in out and "2 groups" in out and "Traceback" not in err
