@@ -130,10 +130,10 @@ def with_bounds(runs: Sequence[Run]) -> list[Run]:
 
     Neither `local` nor `oracle` uses what Byzantine nodes send, nor takes losses: one run holds for every
     attack and judge. `local` does not mix, so it also holds for every topology, alpha and order. All other
-    settings must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller shares of the
-    examples; hence runs without attackers do not hold for attacks. A run with exactly the settings comes
-    first. A run that holds for no settings of another rule stays where it is. `reproduce` adds the paper's
-    baseline, averaging without attackers, which holds for every ratio.
+    settings must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller
+    shares of the examples; so runs without attackers do not hold for attacks. A run with exactly the
+    settings comes first. A run that holds for no settings of another rule stays where it is. `reproduce`
+    adds the paper's baseline, averaging without attackers, which holds for every ratio.
     """
 
     def key(config: Config, free: Sequence[str] = ()) -> tuple:
