@@ -95,7 +95,11 @@ def test_a_coordinator_that_cannot_be_reached_is_told(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("127.0.0.1", 2, 0), "is not HOST:PORT"), (("127.0.0.1:1", 2, 2), "give a number from 0 to 1")],
+    [
+        (("127.0.0.1", 2, 0), "is not HOST:PORT"),
+        (("127.0.0.1:99999", 2, 0), "is not HOST:PORT"),
+        (("127.0.0.1:1", 2, 2), "give a number from 0 to 1"),
+    ],
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ConfigError, match=message):

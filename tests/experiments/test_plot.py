@@ -108,14 +108,13 @@ def test_panels_by_any_two_settings_and_a_figure_for_each_of_the_rest():
     drawn = {name: figure for name, figure, _ in plot.all_figures(runs, "topology", "byzantine_ratio")}
     axes = drawn["worst_accuracy"].get_axes()
     assert [axis.get_title() for axis in axes] == ["byzantine ratio 0.25", "byzantine ratio 0.4"] * 2
-    rows = ["topology\nerdos_renyi(connection=0.4)", "", "topology ring", ""]
-    assert [axis.get_ylabel() for axis in axes] == rows
+    assert [axis.get_ylabel() for axis in axes] == ["topology erdos_renyi", "", "topology ring", ""]
     assert [text.get_text() for text in axes[3].texts] == ["no run"]
     names = [name for name, _, _ in plot.all_figures(runs, columns="attack", rows="nodes")]
     assert names == [
-        "worst_accuracy_byzantine_ratio_0.25_topology_erdos_renyi_connection=0.4",
+        "worst_accuracy_byzantine_ratio_0.25_topology_erdos_renyi",
         "worst_accuracy_byzantine_ratio_0.25_topology_ring",
-        "worst_accuracy_byzantine_ratio_0.4_topology_erdos_renyi_connection=0.4",
+        "worst_accuracy_byzantine_ratio_0.4_topology_erdos_renyi",
     ]
     with pytest.raises(ConfigError, match="both 'nodes'; give two different"):
         list(plot.all_figures(runs, "nodes", "nodes"))
@@ -299,6 +298,21 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
     assert pd.read_csv(tmp_path / "c" / "time_table.csv")["runs"].sum() == 3
     assert (tmp_path / "c" / "node_accuracy.png").exists()  # drawn for up to three runs
     assert not list(first.glob("*.png")) and not list(second.glob("*.png"))
+
+
+def test_arguments_that_differ_are_told_even_if_they_have_their_default():
+    stds = ["gaussian(std=1.0)", "gaussian(std=30.0)", "bit_flip"]
+    assert [plot.short("attack", value, stds) for value in stds] == [
+        "gaussian(std=1)",
+        "gaussian(std=30)",
+        "bit_flip",
+    ]
+    assert plot.short("attack", stds[0]) == plot.short("attack", stds[0], stds[2:]) == "gaussian"
+    runs = [make_run(attack=value, byzantine_ratio=0.4) for value in stds[:2]]
+    labels = plot.heat_map(runs, "attack").get_axes()[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["gaussian(std=1)", "gaussian(std=30)"]
+    links = [f"erdos_renyi(connection={p})" for p in (0.4, 0.6)]
+    assert plot.words({"topology": links[0]}, links) == "topology erdos_renyi(connection=0.4)"
 
 
 def test_strengths_are_in_the_order_of_numbers():

@@ -1,7 +1,13 @@
 """The paper's figures: their flagfiles, and the command that runs and draws them."""
 
 import json
+import os
 import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -54,6 +60,12 @@ def test_every_figure_shows_one_data_set_per_cell_and_its_bounds(figure, profile
         assert len(group) == len({run.config.seed for run in group}), labels
     if recipe.draw is reproduce.draw_cells:
         assert {run.config.dataset for run in runs} == {"mnist"}
+        drawn = []
+        monkeypatch.setattr(plot, "heat_map", lambda group, *_: drawn.append(group))
+        list(recipe.draw(shown, *recipe.settings))
+        for group in drawn:
+            cells = [{run.config.seed for run in cell} for _, cell in plot.split(group, ["rule", "attack"])]
+            assert all(seeds == cells[0] for seeds in cells)
     if figure not in ("theorem1", "time"):
         for labels, group in plot.split(shown, ["dataset", *recipe.settings]):
             assert {"local", "oracle"} <= {run.config.rule for run in group}, labels
@@ -125,12 +137,49 @@ def test_a_figure_is_run_once_and_drawn_with_its_baseline(tiny, call, capfd):
     assert capfd.readouterr().out.count("are in out/") == 4
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, [0, 4]), (3, [0, 4]), (1, [1, 4]), (2, [2, 1]), (-9, [1, 1])])
+@pytest.mark.parametrize(
+    ("code", "told"), [(0, [0, 4]), (3, [0, 4]), (1, [1, 4]), (2, [2, 1]), (4, [4, 1]), (-9, [1, 1])]
+)
 def test_sweeps_that_all_would_fail_alike_end_it(tiny, call, monkeypatch, code, told):
-    """A failed run does not stop the others; bad input and a killed sweep do."""
+    """A failed run does not stop the others; bad input, a full disk and a killed sweep do."""
     began = []
     monkeypatch.setattr(reproduce, "run_sweep", lambda name, workers: began.append(name) or code)
     assert [call(figure=["gaussian"]), len(began)] == told
+
+
+def test_times_are_measured_without_workers(tiny, call, monkeypatch):
+    file = tiny / "paper/cpu/cifar10_time.flags"
+    file.write_text("--compile_ahead=false\n" + COMMON.format(folder="time"))
+    shipped = command.shipped() | {"paper/cpu/cifar10_time": file}
+    monkeypatch.setattr(command, "shipped", lambda: shipped)
+    seen = []
+    monkeypatch.setattr(reproduce, "run_sweep", lambda name, workers: seen.append(workers) or 0)
+    assert call(figure=["gaussian", "time"], workers=2) == 0 and seen == [2, 2, 2, 2, None]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_this_process_alone_ends_the_sweep_too(sent, monkeypatch, tmp_path):
+    """As from a supervisor; Ctrl-C in a terminal goes to both."""
+    script = "import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "sweep_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(reproduce, "PATIENCE", 0.1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def send():
+        while not Path("up").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), sent)
+
+    threading.Thread(target=send).start()
+    started = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            reproduce.run_sweep("any", None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - started < 30
 
 
 def test_a_figure_without_runs_is_told(tiny, call, capfd):

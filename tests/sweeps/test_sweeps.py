@@ -388,6 +388,10 @@ def test_checkpoints_of_others_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "versions", lambda: {"jax": "0.0.1"})
     assert checkpoints.found(tmp_path, mine) == ([], [])
     assert checkpoints.found(tmp_path, mine, anywhere=True) == ([mine], [])
+    [path] = (tmp_path / checkpoints.FOLDER).iterdir()
+    old = path.rename(path.with_name(path.name.partition("-")[2]))  # the name that older versions gave
+    assert checkpoints.found(tmp_path, ["another"], anywhere=True) == ([], []) and old.exists()
+    assert checkpoints.found(tmp_path, mine, anywhere=True) == ([mine], []) and path.exists()
 
 
 def test_results_of_other_versions_are_read(tmp_path):

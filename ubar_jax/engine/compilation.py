@@ -57,11 +57,11 @@ def once(function: Callable) -> Any:
 def compiling_ahead(programs: Sequence[tuple[Program, int]]) -> Iterator[Callable[[int], None]]:
     """Yields a function of i that compiles the next programs after the i-th, in threads that are free.
 
-    Programs are given with their width. One core is left for what runs meanwhile. On the CPU only: elsewhere
-    compilation may time kernels on the device, which should be idle then.
+    Programs are given with their width; none are compiled if none are given. One core is left for what runs
+    meanwhile. On the CPU only: elsewhere compilation may time kernels on the device, which should be idle.
     """
     threads = min(2, devices.cores() - 1) if jax.default_backend() == "cpu" else 0
-    if threads < 1:
+    if threads < 1 or not programs:
         yield lambda i: None
         return
     distinct = list(dict.fromkeys(programs))

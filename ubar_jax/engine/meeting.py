@@ -10,19 +10,17 @@ import time
 from collections.abc import Iterator
 
 from ubar_jax.installed import versions
-from ubar_jax.registry import ConfigError
+from ubar_jax.registry import ConfigError, shown
 
 WAIT = 50  # seconds for the other processes
 
 
 def meet(coordinator: str, processes: int, process: int) -> None:
     """Returns once all processes have told process 0, at HOST:PORT, their versions, and all are equal."""
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"coordinator={coordinator!r} is not HOST:PORT; give an address of process 0")
+    address = host_and_port("coordinator", coordinator, "give an address of process 0")
     told = {"process": process, "processes": processes, "versions": versions()}
     try:
-        verdict = (_gather if process == 0 else _tell)((host, int(port)), told)
+        verdict = (_gather if process == 0 else _tell)(address, told)
     except OSError as error:
         raise ConfigError(
             f"process {process} of {processes} did not meet the others at {coordinator} ({error}); start all "
@@ -30,6 +28,14 @@ def meet(coordinator: str, processes: int, process: int) -> None:
         ) from error
     if verdict:
         raise ConfigError(verdict)
+
+
+def host_and_port(name: str, address: str, what_to_do: str) -> tuple[str, int]:
+    """HOST:PORT as (host, port); `name` is what the user calls it."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{name}={shown(address)} is not HOST:PORT, such as 192.168.0.1:6379; {what_to_do}")
+    return host.strip("[]"), int(port)
 
 
 def _gather(address: tuple[str, int], told: dict) -> str:
@@ -46,7 +52,7 @@ def _gather(address: tuple[str, int], told: dict) -> str:
                 connection.settimeout(5)
                 with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # not one of ours
                     theirs = json.loads(connection.makefile().readline())
-                    heard[theirs["process"]] = theirs
+                    heard[theirs["process"]] = {name: theirs[name] for name in told}
                     others.append(connection)
             verdict = _verdict(heard)
         except TimeoutError as error:

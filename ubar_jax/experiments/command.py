@@ -1,6 +1,6 @@
 """Shared by all commands: flags, flagfiles, error messages and exit codes.
 
-Bad flags or settings print one message, `error: ...`; exit code 2. Ctrl-C: exit code 130. Full disk: 1.
+Bad flags or settings print one message, `error: ...`; exit code 2. Ctrl-C: exit code 130. Full disk: 4.
 """
 
 import os
@@ -37,7 +37,7 @@ def guarded(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) ->
             raise
         told = "the disk is full; finished runs are saved. Free space and run the same command to continue"
         print(f"error: {told}", file=sys.stderr)
-        return 1
+        return 4
 
 
 def refuse(error: Exception) -> int:

@@ -38,8 +38,8 @@ def grid_of(flagfile: str) -> tuple[list[Resolved], list[str], Path]:
         name, _, value = line.removeprefix("--").partition("=")
         kind: Any = int if name == "eval_size" else type(getattr(default, name, ""))
         given.setdefault(name, []).append(kind(value))
-    [folder] = given.pop("results")
-    runs, notices = grid(lists | given)
+    [folder] = given["results"]
+    runs, notices = grid(lists | {name: values for name, values in given.items() if name in lists})
     return runs, notices, Path(folder)
 
 

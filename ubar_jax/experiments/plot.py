@@ -59,23 +59,31 @@ SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.f
 SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
 
 
-def short(name: str, value: Any) -> str:
-    """A setting as a label: a spec without arguments that have their default, except rho and connection."""
+def short(name: str, value: Any, among: Sequence = ()) -> str:
+    """A setting as a label: a spec without arguments that have their default value.
+
+    Except rho, and arguments in which the values `among` which it is shown differ.
+    """
     if not isinstance(value, str):
         return "default" if value is None else f"{value:g}"
     try:
-        spec = REGISTRIES[name].parse(value)
+        spec, *others = (REGISTRIES[name].parse(each) for each in (value, *among))
     except (KeyError, ConfigError):  # not a spec, or a plugin's
         return value
-    defaults = {k: parameter.default for k, parameter in spec.part.parameters.items()}
-    told = [(k, v) for k, v in spec.arguments if k in ("rho", "connection") or v != defaults[k]]
-    inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in told)
+    known = {k: [parameter.default] for k, parameter in spec.part.parameters.items()}
+    for other in others:
+        for k, v in other.arguments if other.part is spec.part else ():
+            known[k].append(v)
+    shown = [(k, v) for k, v in spec.arguments if k == "rho" or any(u != v for u in known[k])]
+    inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown)
     return f"{spec.part.name}({inside})" if inside else spec.part.name
 
 
-def words(labels: dict[str, Any]) -> str:
-    """{'byzantine_ratio': 0.5, 'topology': 'ring'} -> 'byzantine ratio 0.5, topology ring'."""
-    return ", ".join(f"{name.replace('_', ' ')} {short(name, value)}" for name, value in labels.items())
+def words(labels: dict[str, Any], among: Sequence = ()) -> str:
+    """{'byzantine_ratio': 0.5, 'topology': 'ring'} -> 'byzantine ratio 0.5, topology ring'; see `short`."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {short(name, value, among)}" for name, value in labels.items()
+    )
 
 
 def settings(runs: Sequence[Run], name: str) -> list:
@@ -214,14 +222,14 @@ def worst_accuracy(
         axes = figure.subplots(len(page), width, sharey=True, squeeze=False)
         for axis_row, (line, strip) in zip(axes, page, strict=True):
             for axis, step in zip(axis_row, strip, strict=False):
-                axis.set(title=textwrap.fill(words({columns: step}), 36), xlabel=unit)
+                axis.set(title=textwrap.fill(words({columns: step}, steps), 36), xlabel=unit)
                 here = [
                     r for r in runs if (getattr(r.config, rows), getattr(r.config, columns)) == (line, step)
                 ]
                 _lines(axis, here, names, unit)
             for axis in axis_row[len(strip) :]:
                 axis.remove()
-            axis_row[0].set_ylabel(textwrap.fill(words({rows: line}), 28))
+            axis_row[0].set_ylabel(textwrap.fill(words({rows: line}, lines), 28))
         axes[0, 0].set_ylim(-0.03, 1.03)
         figure.suptitle(f"{title}, {note}" if title else note, fontsize=9)
         figure.supylabel("worst benign node's test accuracy", fontsize=9)
@@ -301,8 +309,8 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     """
     spread = bool(varying(runs, ["seed"]))
     tables = [final_worst(runs, columns, f) for f in (np.mean, np.min, np.max, len)]
-    rules = list(tables[0].index)
-    tables = [t.rename(index=rule_label, columns=lambda v: short(columns, v)) for t in tables]
+    rules, steps = list(tables[0].index), list(tables[0].columns)
+    tables = [t.rename(index=rule_label, columns=lambda v: short(columns, v, steps)) for t in tables]
     upright = len(rules) >= tables[0].shape[1]
     table, low, high, count = [t if upright else t.T for t in tables]
     values, down, across = table.to_numpy(), table.index, table.columns

@@ -3,7 +3,7 @@
 Runs the flagfiles of experiments/paper (--profile=cpu, the paper's grids sized for two cores, or gpu, its
 exact settings) and draws every figure as soon as its runs are done. It can be stopped or killed; the same
 command continues. A figure is written as PNG and PDF, with the runs behind it as CSV and where they come from
-as JSON. Exit codes as those of sweep.
+as JSON. Exit codes as those of sweep, but 0 if runs diverged: undefended rules do.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from ubar_jax.sweeps.results import Run
 MNIST, CIFAR10 = ("mnist",), ("cifar10",)
 DATASETS = MNIST + CIFAR10
 FAILED, DIVERGED, STOPPED = 1, 3, 130  # exit codes of a sweep
+PATIENCE = 15.0  # seconds in which a sweep that got Ctrl-C, too, should end
 Drawn = Iterator[tuple[str, Figure]]  # what a figure's files have after its name, and the figure
 
 
@@ -44,9 +45,15 @@ def draw_panels(runs: Sequence[Run], rows: str, columns: str) -> Drawn:
 
 
 def draw_cells(runs: Sequence[Run], each: str, columns: str) -> Drawn:
-    """Heat maps of the final worst node, rules by `columns`, one per value of `each`."""
+    """Heat maps of the final worst node, rules by `columns`, one per value of `each`.
+
+    Over the seeds that all cells have: means over different seeds would not compare.
+    """
     for labels, group in plot.split(runs, [each]):
-        yield plot.file_name("", labels), plot.heat_map(group, columns, plot.words(labels))
+        cells = [{run.config.seed for run in cell} for _, cell in plot.split(group, ["rule", columns])]
+        seeds = set.intersection(*cells)
+        if fair := [run for run in group if run.config.seed in seeds]:
+            yield plot.file_name("", labels), plot.heat_map(fair, columns, plot.words(labels))
 
 
 def draw_nodes(runs: Sequence[Run], *_: str) -> Drawn:
@@ -179,13 +186,17 @@ def sweep_command(flagfile: str, workers: int | None) -> list[str]:
 
 
 def run_sweep(flagfile: str, workers: int | None) -> int:
-    """Runs a flagfile; returns the exit code. Ctrl-C and SIGTERM end the sweep first, in its own way."""
+    """Runs a flagfile; returns the exit code. Ctrl-C and SIGTERM end the sweep first."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(sweep_command(flagfile, workers))
-    before = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
     try:
         code = process.wait()
-    except KeyboardInterrupt:  # the sweep has got it, too
-        code = process.wait()
+    except KeyboardInterrupt:
+        try:  # on Ctrl-C in a terminal the sweep has got it, too
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -207,9 +218,11 @@ def main(argv: Sequence[str]) -> int:
             if name in codes:
                 continue
             print(f"== {len(codes) + 1} of {len(names)}: {name}", flush=True)
-            codes[name] = run_sweep(name, values.workers)
-            if codes[name] not in (0, FAILED, DIVERGED):  # every other sweep would end in the same way
-                return codes[name] if codes[name] > 0 else FAILED
+            codes[name] = code = run_sweep(name, None if figure == "time" else values.workers)
+            if code not in (0, FAILED, DIVERGED):  # every other sweep would end in the same way
+                if code < 0:
+                    print(f"{name} was killed; the same command continues", file=sys.stderr)
+                return code if code > 0 else FAILED
         for path in draw(values.profile, figure, out):
             print(path)
     if failed := [name for name, code in codes.items() if code == FAILED]:

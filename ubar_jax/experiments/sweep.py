@@ -6,8 +6,8 @@ flags prints every rule, attack, topology, data set and model. Flagfiles may inc
 
 Runs that share a program are compiled once. --workers and --address run a sweep on many processes or
 machines (CLUSTER.md). Every finished run is in the results folder. After a kill or Ctrl-C, the same command
-continues. Exit codes: 0 all done; 1 a run failed (its folder has failed.json; the same command repeats it)
-or the disk is full; 2 bad flags or settings; 3 no run failed, but one diverged; 130 stopped by Ctrl-C.
+continues. Exit codes: 0 all done; 1 a run failed (its folder has failed.json; the same command repeats it);
+2 bad flags or settings; 3 no run failed, but one diverged; 4 the disk is full; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
@@ -126,6 +126,9 @@ flags.DEFINE_float(
     None,
     "Seconds after which a run has failed; default: none. A checkpoint of it is kept.",
 )
+flags.DEFINE_bool(
+    "compile_ahead", True, "Compile the next programs while one runs, on a CPU; false to time rounds."
+)
 flags.DEFINE_bool("tensorboard", False, "Write scalars for TensorBoard into the results folder.")
 flags.DEFINE_bool("download", True, "Download and prepare a tfds set that is missing; not in a dry run.")
 flags.DEFINE_multi_string("plugin", [], "Module or .py file that registers your own parts.")
@@ -145,7 +148,7 @@ def describe(plan: Plan, width: int | None) -> str:
     left = plan.left
     for number, group in enumerate(left, 1):
         same, differ = group[0].config, results.varying(group, names)
-        whole = next(g for g in plan.groups if any(e is group[0] for e in g))
+        whole = plan.group_of(group[0].digest)
         lines.append(f"group {number}: {same.rule}  {same.attack}  {same.model}  {same.dataset}")
         lines[-1] += f"  {same.nodes}+{same.byzantine} nodes, {choose_width(whole, width)} side by side"
         for experiment in group:
@@ -229,6 +232,7 @@ def main(argv: Sequence[str]) -> int:
                 checkpoint_seconds=values.checkpoint_seconds,
                 tensorboard=values.tensorboard,
                 run_timeout=values.run_timeout,
+                compile_ahead=values.compile_ahead,
             )
         return conclude(folder, plan, outcome, about)
 

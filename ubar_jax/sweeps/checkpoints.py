@@ -65,18 +65,25 @@ def found(folder: Path, runs: Container[str], anywhere: bool = False) -> tuple[l
 
     Those made by other versions or on another kind of device are left out, unless `anywhere`. Those of other
     runs are not opened: another worker may be writing them. A checkpoint that cannot be read is removed.
+    Names of older checkpoints do not begin with a run; they are renamed.
     """
     packs, notices = [], []
     for path in sorted((folder / FOLDER).glob("*")):
-        if path.name.partition("-")[0] not in runs:
+        digest, dash, _ = path.name.partition("-")
+        if dash and digest not in runs:
             continue
         try:
             with _manager(path.absolute()) as manager:
                 args = _orbax().args
-                if (step := manager.latest_step()) is not None:
-                    meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
-                    if anywhere or meta["made_by"] == _made_by():
-                        packs.append(meta["digests"])
+                if (step := manager.latest_step()) is None:
+                    continue
+                meta = manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+            if meta["digests"][0] not in runs:
+                continue
+            if not dash:
+                path.rename(_path(folder, meta["digests"]))
+            if anywhere or meta["made_by"] == _made_by():
+                packs.append(meta["digests"])
         except Exception as error:  # orbax raises many kinds
             notices.append(damaged(path, error))
             shutil.rmtree(path, ignore_errors=True)

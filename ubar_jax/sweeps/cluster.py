@@ -21,19 +21,21 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ubar_jax.engine.devices import cores
+from ubar_jax.engine.meeting import host_and_port
 from ubar_jax.engine.preparation import Experiment
 from ubar_jax.parts import download
 from ubar_jax.progress import progress_bar
-from ubar_jax.registry import ConfigError, shown
+from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps import checkpoints
 from ubar_jax.sweeps.groups import COMPILE_SECONDS, choose_width, estimate
 from ubar_jax.sweeps.plan import Outcome, Plan, record_failure, too_long
+from ubar_jax.sweeps.results import has_result
 from ubar_jax.sweeps.worker import Job, Report, read, work
 
 POLL = 0.5  # seconds between two looks at the workers
 TRIES = 3  # a run has failed when so many workers died at it, none of which got further than one before
 GRACE = 5.0  # seconds after run_timeout until a worker is killed that did not stop by itself
-SHARES = 4  # tasks per worker, at least, if they are long
+SHARES = 4  # tasks per worker, about, if they are long
 LONG = 4 * COMPILE_SECONDS  # a slice shorter than this would mostly compile
 CONNECT = 10.0  # seconds to reach an address
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # the first frame of both sides in HTTP/2, which Ray speaks
@@ -57,7 +59,7 @@ class _Attempt:
     note: Path
     report: Report = field(default_factory=Report)
     since: float = 0.0  # when `report.runs` were first seen
-    too_long: bool = False  # whether it was stopped because of run_timeout
+    late: list[str] = field(default_factory=list)  # runs because of which it was stopped: run_timeout
 
 
 @dataclass
@@ -85,7 +87,7 @@ def check_flags(workers: int | None, address: str | None, devices: int | None) -
     if devices not in (None, 1):
         raise ConfigError(f"--devices={devices}: a worker uses one device; leave --devices out")
     if address is not None:
-        _host_and_port(address)
+        _address(address)
     if not _jax_has_gpus():
         _check_number(workers, cores(), "cores")
     _ray(address)
@@ -108,14 +110,8 @@ def _ray(address: str | None) -> Any:
     return ray
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ConfigError(
-            f"--address={shown(address)} is not HOST:PORT, such as 192.168.0.1:6379; give what `ray start "
-            "--head` printed"
-        )
-    return host.strip("[]"), int(port)
+def _address(address: str) -> tuple[str, int]:
+    return host_and_port("--address", address, "give what `ray start --head` printed")
 
 
 @contextlib.contextmanager
@@ -154,7 +150,7 @@ def _reason(error: BaseException) -> str:
 def _reach(address: str) -> None:
     """Refuses an address at which Ray does not answer: its own client would try for minutes."""
     try:
-        with socket.create_connection(_host_and_port(address), CONNECT) as connection:
+        with socket.create_connection(_address(address), CONNECT) as connection:
             if os.environ.get("RAY_USE_TLS") == "1":
                 return
             connection.sendall(HELLO)
@@ -198,15 +194,15 @@ def _jax_has_gpus() -> bool:
 def cut(plan: Plan, begun: Sequence[Sequence[str]], width: int | None, workers: int) -> list[list[str]]:
     """The runs that are left, by digest, cut into tasks; the longest come first.
 
-    A group is cut into slices only if they are long, because each slice compiles the program anew. Packs
-    with a checkpoint, `begun`, stay together.
+    A group is cut into slices only if they are long, because each slice compiles the program anew. Runs
+    that go side by side (`width`), and packs with a checkpoint, `begun`, stay together.
     """
     left = plan.left
     seconds = [sum(parts) for parts in estimate(left)]
     shortest = max(LONG, sum(seconds) / workers / SHARES)
     tasks: list[tuple[float, list[str]]] = []
     for group, cost in zip(left, seconds, strict=True):
-        whole = next(g for g in plan.groups if any(e is group[0] for e in g))
+        whole = plan.group_of(group[0].digest)
         units = _units(whole, plan.finished, begun, choose_width(whole, width))
         count = max(1, min(len(units), int(cost / shortest)))
         slices = [[d for unit in units[i::count] for d in unit] for i in range(count)]
@@ -241,8 +237,10 @@ def carry_out(plan: Plan, job: Job, workers: int | None, address: str | None) ->
         begun, notices = checkpoints.found(job.folder, plan.configs, anywhere=True)
         for notice in notices:
             bar.write(f"notice: {notice}")
+        # Only a worker knows how many runs its GPU holds side by side: it gets whole groups.
+        width = job.width or (len(plan.configs) if cluster.gpus else None)
         try:
-            for runs in cut(plan, begun, job.width, cluster.workers):
+            for runs in cut(plan, begun, width, cluster.workers):
                 _submit(cluster, state, runs)
             while state.active:
                 _look(cluster, state, bar)
@@ -250,10 +248,16 @@ def carry_out(plan: Plan, job: Job, workers: int | None, address: str | None) ->
             for ref in state.active:  # on Ctrl-C, a full disk or a bad host
                 cluster.ray.cancel(ref, force=True)
         for digests in checkpoints.found(job.folder, plan.configs, anywhere=True)[0]:
-            if all((job.folder / digest / "summary.json").exists() for digest in digests):
+            if all(d in plan.finished or _has_result(state, d) for d in digests):
                 checkpoints.remove(job.folder, digests)  # its worker died before it could
     seconds = {"total": time.perf_counter() - started, "compilation": state.compilation / cluster.workers}
     return Outcome(state.failed, state.programs, seconds)
+
+
+def _has_result(state: _State, digest: str) -> bool:
+    """Whether a run that was left to do has its result now."""
+    job = state.job
+    return has_result(job.folder / digest, state.plan.configs[digest], job.models)
 
 
 @contextlib.contextmanager
@@ -282,7 +286,7 @@ def _submit(cluster: Cluster, state: _State, runs: list[str]) -> None:
         max_calls=0,  # a process does many tasks, on a GPU, too
         runtime_env={"env_vars": env},
     )(work)
-    size = next(len(group) for group in state.plan.groups if any(e.digest == runs[0] for e in group))
+    size = len(state.plan.group_of(runs[0]))
     ref = task.remote({d: state.plan.configs[d] for d in runs}, size, note, state.job)
     state.active[ref] = _Attempt(runs, note)
 
@@ -297,14 +301,14 @@ def _look(cluster: Cluster, state: _State, bar: tqdm) -> None:
     limit = state.job.run_timeout
     for ref, attempt in state.active.items():
         late = limit is not None and attempt.report.runs and time.monotonic() - attempt.since > limit + GRACE
-        if late and not attempt.too_long:
-            attempt.too_long = True
+        if late and not attempt.late:
+            attempt.late = attempt.report.runs
             cluster.ray.cancel(ref, force=True)
     _show(state, bar)
 
 
 def _read(attempt: _Attempt, bar: tqdm) -> None:
-    """Takes a new report from a note and prints its messages."""
+    """Takes a new report and prints its messages."""
     report = read(attempt.note)
     if report is None:
         return
@@ -320,7 +324,6 @@ def _conclude(cluster: Cluster, state: _State, ref: Any) -> None:
     errors = cluster.ray.exceptions
     attempt = state.active.pop(ref)
     attempt.note.unlink(missing_ok=True)  # from now on its worker, should it still live, may not write
-    state.earlier += attempt.report.earlier
     try:
         done = cluster.ray.get(ref)
     except errors.RayTaskError as error:
@@ -328,6 +331,7 @@ def _conclude(cluster: Cluster, state: _State, ref: Any) -> None:
     except errors.RayError as error:
         _bury(cluster, state, attempt, error)
         return
+    state.earlier += attempt.report.earlier
     state.programs += done.programs
     state.compilation += done.seconds["compilation"]
     _fail(state, done.failed)
@@ -347,14 +351,14 @@ def _bury(cluster: Cluster, state: _State, attempt: _Attempt, error: Exception) 
     long.
     """
     plan, folder, report = state.plan, state.job.folder, attempt.report
-    state.over |= {d for d in attempt.runs if (folder / d / "summary.json").exists()}
+    state.over |= {d for d in attempt.runs if _has_result(state, d)}
     _fail(state, report.failed)
-    guilty = [d for d in report.runs or attempt.runs if d not in state.over]
+    guilty = [d for d in attempt.late or report.runs or attempt.runs if d not in state.over]
     number, furthest = state.deaths.get(tuple(guilty), (0, -1))
     number = 1 if report.round > furthest else number + 1
     state.deaths[tuple(guilty)] = (number, max(report.round, furthest))
-    if attempt.too_long or number >= TRIES:
-        reason = TimeoutError(too_long(state.job.run_timeout or 0)) if attempt.too_long else _death(error)
+    if attempt.late or number >= TRIES:
+        reason = TimeoutError(too_long(state.job.run_timeout or 0)) if attempt.late else _death(error)
         for digest in guilty:
             record_failure(folder, plan, digest, reason)
             state.failed[digest] = reason

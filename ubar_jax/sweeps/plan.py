@@ -36,6 +36,10 @@ class Plan(NamedTuple):
         groups = [[e for e in g if e.digest not in self.finished] for g in self.groups]
         return [group for group in groups if group]
 
+    def group_of(self, digest: str) -> list[Experiment]:
+        """All runs that share a program with this one."""
+        return next(group for group in self.groups if any(e.digest == digest for e in group))
+
 
 class Outcome(NamedTuple):
     """What a sweep did."""
@@ -81,6 +85,7 @@ def carry_out(
     checkpoint_seconds: float = 60,
     tensorboard: bool = False,
     run_timeout: float | None = None,
+    compile_ahead: bool = True,
     show: Callable[[int], AbstractContextManager[tqdm]] = progress_bar,
     begin: Callable[[Sequence[str], dict[str, Exception]], None] = lambda runs, failed: None,
 ) -> Outcome:
@@ -88,8 +93,9 @@ def carry_out(
 
     A pack is `width` runs of one group that run side by side (default and size: `choose_width`). Packs with a
     checkpoint in the folder come first, at the width they began with. A run that is not over after
-    `run_timeout` seconds has failed; that is checked between two chunks. `show` makes the progress bar;
-    `begin` gets the runs of a pack before they run, and what failed so far.
+    `run_timeout` seconds has failed; that is checked between two chunks. `compile_ahead`: while a program
+    runs, the next ones are compiled. `show` makes the progress bar; `begin` gets the runs of a pack before
+    they run, and what failed so far.
     """
     started = time.perf_counter()
     if tensorboard:
@@ -101,7 +107,8 @@ def carry_out(
     failed, programs, compile_seconds = dict(plan.failed), {}, 0.0
     keys = [(known[digests[0]].program, len(digests)) for digests in packs]
     rounds = sum(e.config.rounds for e in left)
-    with show(rounds) as bar, repaired_cache(), compiling_ahead(keys) as compile_next:
+    ahead = compiling_ahead(keys if compile_ahead else [])
+    with show(rounds) as bar, repaired_cache(), ahead as compile_next:
         for notice in notices:
             bar.write(f"notice: {notice}")
         for digest, error in plan.failed.items():

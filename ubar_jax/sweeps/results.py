@@ -147,7 +147,7 @@ def save(folder: Path, result: Result, models: bool = False) -> None:
 
 def save_failure(folder: Path, digest: str, config: Config, error: Exception) -> None:
     """Records that a run failed, and why, unless it has a result."""
-    if (folder / digest / "summary.json").exists():
+    if has_result(folder / digest, config):
         return
     with _appearing(folder / digest) as part:
         failure = {"config": dataclasses.asdict(config), "error": f"{type(error).__name__}: {error}"}
@@ -278,6 +278,14 @@ def is_finished(path: Path, config: Config, models: bool = False) -> bool:
     if bad:
         raise DamagedError(f"{path} is damaged ({bad})")
     return True
+
+
+def has_result(path: Path, config: Config, models: bool = False) -> bool:
+    """Whether a run's folder is complete and can be read."""
+    try:
+        return is_finished(path, config, models)
+    except DamagedError:
+        return False
 
 
 def check_format(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """What a worker of a cluster does: some runs of one group, while the driver wants them.
 
-A worker and its driver share the results folder. For every task the driver writes a note, a small file, into
-which the worker writes how far it is. The worker stops when the note is gone: its driver has ended, or has
-given the task to another worker. It needs no Ray.
+A worker and its driver share the results folder. For every task the driver writes a note, an empty file, and
+the worker writes beside it how far it is. The worker stops when the note is gone: its driver has ended, or
+has given the task to another worker. It needs no Ray.
 """
 
 import functools
@@ -62,16 +62,21 @@ class Done(NamedTuple):
     seconds: dict[str, float]
 
 
+def report_file(note: Path) -> Path:
+    """The file of a task's reports. Not the note: a late report would bring a removed note back."""
+    return note.with_suffix(".json")
+
+
 def read(note: Path) -> Report | None:
-    """The report in a note; None if there is none yet, or no note."""
+    """The latest report of a task; None if there is none yet."""
     try:
-        return Report(**json.loads(note.read_text()))
+        return Report(**json.loads(report_file(note).read_text()))
     except (OSError, ValueError):
         return None
 
 
 def work(configs: dict[str, Config], size: int, note: Path, job: Job) -> Done:
-    """Carries out some runs of a group of this size in this process, by digest, and reports in the note."""
+    """Carries out some runs, by digest, of a group of this size in this process; reports beside the note."""
     _check_host(note, job)
     os.chdir(job.home)
     for name in job.plugins:
@@ -154,5 +159,5 @@ class _Reporter:
         if not self.note.exists():
             raise KeyboardInterrupt  # not an Exception, which would be the failure of a run
         if not often or time.monotonic() - self.written > EVERY:
-            write_json(self.note, report._asdict())
+            write_json(report_file(self.note), report._asdict())
             self.written = time.monotonic()
