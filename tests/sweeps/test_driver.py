@@ -6,13 +6,15 @@ import json
 import pytest
 
 from ubar_jax import Config
-from ubar_jax.sweeps import cluster, results
+from ubar_jax.engine.preparation import prepare
+from ubar_jax.engine.simulation import run
+from ubar_jax.sweeps import checkpoints, cluster, results
 from ubar_jax.sweeps.plan import carry_out, make_plan
 from ubar_jax.sweeps.worker import Job, Report
 
 pytestmark = pytest.mark.medium
 
-CONFIG = Config(rule="average", nodes=4, rounds=2, eval_every=2, batch_size=16)
+CONFIG = Config(rule="average", nodes=4, rounds=4, eval_every=2, batch_size=16)
 
 
 @pytest.fixture
@@ -49,6 +51,16 @@ def test_what_has_a_result_is_over_and_what_is_damaged_is_repeated(died, finishe
     assert again == digests[1:] and state.over == {digests[0]} and not state.failed
     state, again = died(make_plan(configs, tmp_path), died.job._replace(models=True))
     assert again == digests and not state.over  # no models yet
+
+
+def test_checkpoints_of_finished_runs_are_removed_even_if_nothing_is_left_to_do(died, finished, tmp_path):
+    """A worker and its driver may be killed between the result and the end of its checkpoint."""
+    configs, digests = finished
+    plan = make_plan(configs, tmp_path)
+    run([prepare(configs[0])], checkpointing=checkpoints.writing(tmp_path, digests[:1], 0))
+    assert checkpoints.found(tmp_path, digests) == ([digests[:1]], [])
+    outcome = cluster.carry_out(plan, died.job, 2, None)
+    assert not outcome.failed and not list((tmp_path / checkpoints.FOLDER).iterdir())
 
 
 def test_only_the_late_run_has_failed(died, tmp_path):

@@ -231,6 +231,7 @@ def carry_out(plan: Plan, job: Job, workers: int | None, address: str | None) ->
         record_failure(job.folder, plan, digest, error)
     rounds = sum(e.config.rounds for group in plan.left for e in group)
     if not rounds:
+        _remove_checkpoints(plan, job)
         return Outcome(dict(plan.failed), [], {"total": 0.0, "compilation": 0.0})
     with connected(workers, address) as cluster, _desk(job.folder) as desk, progress_bar(rounds) as bar:
         state = _State(plan, job, desk, dict(plan.failed))
@@ -247,17 +248,21 @@ def carry_out(plan: Plan, job: Job, workers: int | None, address: str | None) ->
         finally:
             for ref in state.active:  # on Ctrl-C, a full disk or a bad host
                 cluster.ray.cancel(ref, force=True)
-        for digests in checkpoints.found(job.folder, plan.configs, anywhere=True)[0]:
-            if all(d in plan.finished or _has_result(state, d) for d in digests):
-                checkpoints.remove(job.folder, digests)  # its worker died before it could
+        _remove_checkpoints(plan, job)
     seconds = {"total": time.perf_counter() - started, "compilation": state.compilation / cluster.workers}
     return Outcome(state.failed, state.programs, seconds)
 
 
-def _has_result(state: _State, digest: str) -> bool:
-    """Whether a run that was left to do has its result now."""
-    job = state.job
-    return has_result(job.folder / digest, state.plan.configs[digest], job.models)
+def _has_result(plan: Plan, job: Job, digest: str) -> bool:
+    """Whether a run has its result now."""
+    return has_result(job.folder / digest, plan.configs[digest], job.models)
+
+
+def _remove_checkpoints(plan: Plan, job: Job) -> None:
+    """Removes checkpoints of finished runs, whose workers died before they could."""
+    for digests in checkpoints.found(job.folder, plan.configs, anywhere=True)[0]:
+        if all(d in plan.configs and _has_result(plan, job, d) for d in digests):
+            checkpoints.remove(job.folder, digests)
 
 
 @contextlib.contextmanager
@@ -351,7 +356,7 @@ def _bury(cluster: Cluster, state: _State, attempt: _Attempt, error: Exception) 
     long.
     """
     plan, folder, report = state.plan, state.job.folder, attempt.report
-    state.over |= {d for d in attempt.runs if _has_result(state, d)}
+    state.over |= {d for d in attempt.runs if _has_result(plan, state.job, d)}
     _fail(state, report.failed)
     guilty = [d for d in attempt.late or report.runs or attempt.runs if d not in state.over]
     number, furthest = state.deaths.get(tuple(guilty), (0, -1))
