@@ -1,5 +1,6 @@
 """The paper's figures: their flagfiles, and the command that runs and draws them."""
 
+import dataclasses
 import json
 import os
 import re
@@ -180,6 +181,15 @@ def test_a_signal_to_this_process_alone_ends_the_sweep_too(sent, monkeypatch, tm
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - started < 30
+
+
+def test_bounds_without_a_rule_have_no_panel():
+    """While runs are missing, as those of a data set that comes later."""
+    [rule, *_] = faked("cpu", "gaussian")
+    rule = rule._replace(config=dataclasses.replace(rule.config, rule="dmedian", attack="gaussian", seed=0))
+    bound = rule._replace(config=dataclasses.replace(rule.config, rule="local", dataset="cifar10"))
+    [(_, figure)] = reproduce.draw_panels([rule, bound], "dataset", "byzantine_ratio")
+    assert len(figure.axes) == 1 and not list(reproduce.draw_panels([bound], "dataset", "byzantine_ratio"))
 
 
 def test_a_figure_without_runs_is_told(tiny, call, capfd):

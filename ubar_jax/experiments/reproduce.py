@@ -35,8 +35,15 @@ Drawn = Iterator[tuple[str, Figure]]  # what a figure's files have after its nam
 
 
 def draw_panels(runs: Sequence[Run], rows: str, columns: str) -> Drawn:
-    """Curves over rounds; epochs would tell runs with different shares apart at equal rounds."""
+    """Curves over rounds: runs with different shares have different epochs. No panel has bounds only."""
     names = [name for name in plot.settings(runs, "rule") if name not in plot.BOUNDS]
+
+    def panel(run: Run) -> tuple:
+        return getattr(run.config, rows), getattr(run.config, columns)
+
+    drawn = {panel(run) for run in runs if run.config.rule in names}
+    if not (runs := [run for run in runs if panel(run) in drawn]):
+        return
     attacks = {run.config.attack for run in runs} - {"none"}
     title = plot.words({"attack": attacks.pop()}) if len(attacks) == 1 and rows != "attack" else ""
     pages = plot.worst_accuracy(runs, rows, columns, names, title, unit="round")
