@@ -3,7 +3,7 @@
 # make test-oldest, make test-colab: the fast tests, all tests of rules and attacks and those of downloads, with the
 # lowest allowed versions on Python 3.11, and with the versions of Colab (August 2026) on Python 3.13.
 # make lint: check style and types. make wheel: build dist/*.whl and dist/*.tar.gz.
-# make reproduce: run and draw the paper's figures, twelve hours on two cores; FIGURE=gaussian for one of them.
+# make reproduce: run and draw the paper's figures, nine hours on two cores; FIGURE=gaussian for one of them.
 # make notebooks: execute the notebooks and write them with their outputs.
 PYTHON ?= python3
 PYTHON311 ?= python3.11
