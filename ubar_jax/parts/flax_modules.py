@@ -3,7 +3,7 @@
 import flax.linen as nn
 from jax import Array
 
-from ubar_jax.numerics.nn import conv, max_pool
+from ubar_jax.numerics.convolution import conv, max_pool
 
 
 class Conv(nn.Module):
