@@ -7,15 +7,17 @@ import pytest
 from conftest import slowly
 from jax import lax
 
-from ubar_jax.numerics import nn
+from ubar_jax.numerics import convolution, nn
 from ubar_jax.numerics.convolution import conv, max_pool
 
 pytestmark = pytest.mark.medium
 
 
-@pytest.fixture(params=["cpu", "accelerator"])
+@pytest.fixture(params=["rows", "pixels", "accelerator"])
 def formulation(request, monkeypatch):
-    """Each of the two formulations, run on this machine."""
+    """Each of the three formulations, run on this machine."""
+    if request.param == "pixels":
+        monkeypatch.setattr(convolution, "SMALL", 0)
     if request.param == "accelerator":
         monkeypatch.setattr(lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
 
@@ -69,8 +71,10 @@ def test_max_pool_equals_lax_in_value_and_gradient_ties_too(formulation, window,
     same(ours, jax.grad(lambda x: (plain(x) * weight).sum())(x), 1e-5)
 
 
-def test_the_gradient_of_the_data_is_not_computed():
-    """Value, weights' gradient and data's gradient are one loop over pixels each; the last is dropped."""
+@pytest.mark.parametrize("small", [0, 64])
+def test_the_gradient_of_the_data_is_not_computed(small, monkeypatch):
+    """Value, weights' gradient and data's gradient are one loop each; the last is dropped."""
+    monkeypatch.setattr(convolution, "SMALL", small)
     x, w, bias = jnp.ones((5, 9, 9, 2)), jnp.ones((3, 3, 2, 4)), jnp.ones(4)
 
     def loops(argnums):

@@ -3,9 +3,9 @@
 A vmapped convolution over stacked weights is a grouped convolution, which is slow on the CPU and in its
 CUDA backward pass; autodiff's gradients of convolutions and pools are slower still. Both are therefore
 written out here with their gradients, once for the CPU and once for accelerators. On the CPU images are
-stored batch last, [H, W, C, b]: the receptive field of an output pixel is a matrix [k k C, b] with
-contiguous rows, a convolution is a loop of matrix products over pixels, and pools are vectorised over the
-batch. On accelerators a convolution is one matrix product over all patches, batched over models.
+stored batch last, so that pools are vectorised over the batch and a convolution is a loop of matrix
+products: over output pixels, or over rows of them if a batch is small. On accelerators a convolution is one
+matrix product over all patches, batched over models.
 """
 
 import functools
@@ -15,13 +15,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+SMALL = 64  # images: in such a batch an output pixel is too little work for a step of a loop
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def conv(x: Array, w: Array, bias: Array, pad: int) -> Array:
     """Convolution of one model: [b, H, W, C], [k, k, C, O], [O] -> [b, H + 2 pad - k + 1, ..., O]."""
 
     def cpu(x, w, bias):
-        return _batch_first(_pixels(_padded(_batch_last(x), pad), w, bias))
+        value = _rows if _small(x) else _pixels
+        return _batch_first(value(_batch_last(x), w, bias, pad))
 
     def accelerator(x, w, bias):
         return _patches(x, len(w), pad) @ w.reshape(-1, w.shape[-1]) + bias[None, None, None, :]
@@ -37,22 +40,23 @@ def _conv_backward(pad, saved, g):
     x, w = saved
 
     def dx_cpu(x, w, g):
-        side = [length + 2 * pad for length in x.shape[1:3]]
-        return _batch_first(_cropped(_pixels_dx(_batch_last(g), w, side), pad))
+        dx = _rows_dx if _small(x) else _pixels_dx
+        return _batch_first(dx(_batch_last(g), w, x.shape[1:3], pad))
 
     def dx_accelerator(x, w, g):
         k, _, c, o = w.shape
         parts = (g @ w.reshape(-1, o).T).reshape(*g.shape[:3], k, k, c)
         edges = [(i, k - 1 - i) for i in range(k)]
-        padded = sum(
+        padded = [
             jnp.pad(parts[:, :, :, i, j], ((0, 0), edges[i], edges[j], (0, 0)))
             for i in range(k)
             for j in range(k)
-        )
-        return jax.vmap(lambda image: _cropped(image, pad))(padded)
+        ]
+        return _cropped(functools.reduce(jnp.add, padded), (1, 2), pad)
 
     def dw_cpu(x, w, g):
-        return _pixels_dw(_padded(_batch_last(x), pad), _batch_last(g), len(w))
+        dw = _rows_dw if _small(x) else _pixels_dw
+        return dw(_batch_last(x), _batch_last(g), len(w), pad)
 
     def dw_accelerator(x, w, g):
         patches = _patches(x, len(w), pad)
@@ -76,14 +80,20 @@ def _patches(x: Array, k: int, pad: int) -> Array:
     return jnp.concatenate(shifted, axis=-1)
 
 
+def _small(x: Array) -> bool:
+    """Whether a convolution of images [b, H, W, C] is a loop over rows."""
+    return len(x) <= SMALL
+
+
 def _batch_last(x: Array) -> Array:
-    """[b, H, W, C] -> [H, W, C, b]."""
-    return _in_order(x.transpose(1, 2, 3, 0))
+    """[b, H, W, C] -> [H, W, C, b] for loops over pixels, [H, C, W, b] for loops over rows."""
+    return _in_order(x.transpose(1, 3, 2, 0) if _small(x) else x.transpose(1, 2, 3, 0))
 
 
 def _batch_first(x: Array) -> Array:
-    """[H, W, C, b] -> [b, H, W, C]."""
-    return _in_order(x).transpose(3, 0, 1, 2)
+    """Undoes `_batch_last`."""
+    x = _in_order(x).transpose(3, 0, 1, 2)
+    return x.swapaxes(2, 3) if _small(x) else x
 
 
 def _in_order(x: Array) -> Array:
@@ -91,12 +101,19 @@ def _in_order(x: Array) -> Array:
     return with_layout_constraint(jnp.asarray(x), Layout(tuple(range(x.ndim))))
 
 
+def _cropped(x: Array, axes: tuple[int, int], pad: int) -> Array:
+    return _part(x, axes, (pad, pad), [x.shape[axis] - 2 * pad for axis in axes])
+
+
+def _part(x: Array, axes: tuple[int, int], starts, sizes, stride: int = 1) -> Array:
+    """A rectangle of the images, whose height and width are `axes`; every `stride`-th pixel of it."""
+    for axis, start, size in zip(axes, starts, sizes, strict=True):
+        x = lax.slice_in_dim(x, start, start + stride * (size - 1) + 1, stride, axis)
+    return x
+
+
 def _padded(x: Array, pad: int) -> Array:
     return jnp.pad(x, ((pad, pad), (pad, pad), *((0, 0),) * (x.ndim - 2)))
-
-
-def _cropped(x: Array, pad: int) -> Array:
-    return x[pad : x.shape[0] - pad, pad : x.shape[1] - pad]
 
 
 def _positions(height: int, width: int) -> Array:
@@ -110,16 +127,16 @@ def _window(x: Array, at: Array, k: int) -> Array:
     return lax.dynamic_slice(x, at, (k, k, *x.shape[2:])).reshape(-1, x.shape[3])
 
 
-def _pixels(x: Array, w: Array, bias: Array) -> Array:
-    """Convolution, batch last: [H, W, C, b], [k, k, C, O], [O] -> [H', W', O, b]."""
-    k, o = len(w), w.shape[3]
+def _pixels(x: Array, w: Array, bias: Array, pad: int) -> Array:
+    """Convolution by pixels: [H, W, C, b], [k, k, C, O], [O] -> [H', W', O, b]."""
+    x, k, o = _padded(x, pad), len(w), w.shape[3]
     height, width = (side - k + 1 for side in x.shape[:2])
     kernel = w.reshape(-1, o).T
     y = lax.map(lambda at: kernel @ _window(x, at, k) + bias[:, None], _positions(height, width))
     return y.reshape(height, width, o, x.shape[3])
 
 
-def _pixels_dx(g: Array, w: Array, side: list[int]) -> Array:
+def _pixels_dx(g: Array, w: Array, side: tuple[int, ...], pad: int) -> Array:
     """[H', W', O, b], [k, k, C, O] -> [H, W, C, b]: each output pixel adds to its window."""
     k, _, c, o = w.shape
     kernel = w.reshape(-1, o)
@@ -128,12 +145,13 @@ def _pixels_dx(g: Array, w: Array, side: list[int]) -> Array:
         seen = (kernel @ _window(g, at, 1)).reshape(k, k, c, -1)
         return lax.dynamic_update_slice(dx, lax.dynamic_slice(dx, at, seen.shape) + seen, at), None
 
-    return lax.scan(add, jnp.zeros((*side, c, g.shape[3]), g.dtype), _positions(*g.shape[:2]))[0]
+    zero = _padded(jnp.zeros((*side, c, g.shape[3]), g.dtype), pad)
+    return _cropped(lax.scan(add, zero, _positions(*g.shape[:2]))[0], (0, 1), pad)
 
 
-def _pixels_dw(x: Array, g: Array, k: int) -> tuple[Array, Array]:
+def _pixels_dw(x: Array, g: Array, k: int, pad: int) -> tuple[Array, Array]:
     """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: sums over output pixels."""
-    c, o = x.shape[2], g.shape[2]
+    x, c, o = _padded(x, pad), x.shape[2], g.shape[2]
 
     def add(total, at):
         dw, dbias = total
@@ -145,38 +163,97 @@ def _pixels_dw(x: Array, g: Array, k: int) -> tuple[Array, Array]:
     return dw.reshape(k, k, c, o), dbias
 
 
+def _shifted(x: Array, k: int, pad: int) -> Array:
+    """[H, C, W, b] -> [H + 2 pad, C, k, W', b]: the padded images, shifted by 0 to k - 1 pixels to the left.
+
+    The receptive fields of a row of output pixels are k rows of it, which lie side by side in memory.
+    """
+    height, c, width, size = x.shape
+    shifted = jnp.zeros((height + 2 * pad, c, k, width + 2 * pad - k + 1, size), x.dtype)
+    for j in range(k):
+        first, last = max(0, pad - j), min(shifted.shape[3], width + pad - j)
+        seen = x[:, :, None, first + j - pad : last + j - pad]
+        shifted = lax.dynamic_update_slice(shifted, seen, (pad, 0, j, first, 0))
+    return shifted
+
+
+def _fields(shifted: Array, row: Array, k: int) -> Array:
+    """[k C k, W' b]: the receptive fields of a row of output pixels."""
+    return lax.dynamic_slice_in_dim(shifted, row, k).reshape(-1, shifted.shape[3] * shifted.shape[4])
+
+
+def _kernel(w: Array) -> Array:
+    """[k, k, C, O] -> [k C k, O], the order of `_fields`."""
+    return w.swapaxes(1, 2).reshape(-1, w.shape[3])
+
+
+def _rows(x: Array, w: Array, bias: Array, pad: int) -> Array:
+    """Convolution by rows: [H, C, W, b], [k, k, C, O], [O] -> [H', O, W', b]."""
+    k, kernel, shifted = len(w), _kernel(w).T, _shifted(x, len(w), pad)
+    rows = jnp.arange(len(shifted) - k + 1)
+    y = lax.map(lambda row: kernel @ _fields(shifted, row, k) + bias[:, None], rows)
+    return y.reshape(len(rows), len(kernel), *shifted.shape[3:])
+
+
+def _rows_dx(g: Array, w: Array, side: tuple[int, ...], pad: int) -> Array:
+    """[H', O, W', b], [k, k, C, O] -> [H, C, W, b]: each row adds to its receptive fields."""
+    k, _, c, o = w.shape
+    kernel, (height, width) = _kernel(w), (length + 2 * pad for length in side)
+
+    def add(dx, here):
+        row, g = here
+        seen = (kernel @ g.reshape(o, -1)).reshape(k, c, k, *g.shape[1:])
+        shifts = [((0, 0), (0, 0), (j, k - 1 - j), (0, 0)) for j in range(k)]
+        seen = sum(jnp.pad(seen[:, :, j], shifts[j]) for j in range(k))
+        return lax.dynamic_update_slice_in_dim(dx, lax.dynamic_slice_in_dim(dx, row, k) + seen, row, 0), None
+
+    zero = jnp.zeros((height, c, width, g.shape[3]), g.dtype)
+    return _cropped(lax.scan(add, zero, (jnp.arange(len(g)), g))[0], (0, 2), pad)
+
+
+def _rows_dw(x: Array, g: Array, k: int, pad: int) -> tuple[Array, Array]:
+    """[H, C, W, b], [H', O, W', b] -> [k, k, C, O], [O]: sums over rows of output pixels."""
+    shifted, c, o = _shifted(x, k, pad), x.shape[1], g.shape[1]
+
+    def add(total, here):
+        (dw, dbias), (row, g) = total, here
+        g = g.reshape(o, -1)
+        return (dw + _fields(shifted, row, k) @ g.T, dbias + g.sum(axis=1)), None
+
+    zero = (jnp.zeros((k * c * k, o), g.dtype), jnp.zeros(o, g.dtype))
+    (dw, dbias), _ = lax.scan(add, zero, (jnp.arange(len(g)), g))
+    return dw.reshape(k, c, k, o).swapaxes(1, 2), dbias
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def max_pool(x: Array, window: int, stride: int) -> Array:
     """[b, H, W, C] -> maxima of square windows, no padding; in a tie the first gets the gradient."""
 
-    def pool(x):
-        return functools.reduce(jnp.maximum, _views(x, window, stride))
+    def pool(axes, x):
+        return functools.reduce(jnp.maximum, _views(x, window, stride, axes))
 
     return _over_images(pool, x)
 
 
 def _over_images(f, *arrays):
-    """Apply f, defined on [H, W, ...], to arrays [b, H, W, C]: batch last on the CPU, vmapped elsewhere."""
+    """f(axes, *arrays), the arrays [b, H, W, C] as they are stored, and the axes of H and W in them."""
 
     def cpu(*arrays):
-        return jax.tree.map(_batch_first, f(*map(_batch_last, arrays)))
+        axes = (0, 2) if _small(arrays[0]) else (0, 1)
+        return jax.tree.map(_batch_first, f(axes, *map(_batch_last, arrays)))
 
-    return lax.platform_dependent(*arrays, cpu=cpu, default=jax.vmap(f))
+    return lax.platform_dependent(*arrays, cpu=cpu, default=functools.partial(f, (1, 2)))
 
 
-def _views(x: Array, window: int, stride: int) -> list[Array]:
-    """Strided views of [H, W, ...], one per offset within the window, row by row."""
-    rows, columns = ((side - window) // stride + 1 for side in x.shape[:2])
-    return [
-        x[i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
-        for i in range(window)
-        for j in range(window)
-    ]
+def _views(x: Array, window: int, stride: int, axes: tuple[int, int]) -> list[Array]:
+    """Strided views of the images, one per offset within the window, row by row."""
+    sizes = [(x.shape[axis] - window) // stride + 1 for axis in axes]
+    return [_part(x, axes, (i, j), sizes, stride) for i in range(window) for j in range(window)]
 
 
 def _pool_forward(x, window, stride):
-    def pool(x):
-        views = _views(x, window, stride)
+    def pool(axes, x):
+        views = _views(x, window, stride, axes)
         best, where = views[0], jnp.zeros(views[0].shape, jnp.int32)  # same width as x, for SIMD
         for index, view in enumerate(views[1:], 1):
             where = jnp.where(view > best, index, where)
@@ -190,26 +267,31 @@ def _pool_forward(x, window, stride):
 def _pool_backward(window, stride, saved, g):
     where, (height, width) = saved
     before = (window - 1) // stride
-    rows, columns = -(-height // stride), -(-width // stride)
+    sizes = rows, columns = -(-height // stride), -(-width // stride)
 
-    def spread(where, g):
+    def spread(axes, where, g):
         # Input (stride a + p, stride b + q) is entry (a, b) of phase (p, q). It is covered by windows
         # that start up to `before` strides earlier.
-        edges = ((before, rows - g.shape[0]), (before, columns - g.shape[1]), *((0, 0),) * (g.ndim - 2))
+        edges = [(0, 0)] * g.ndim
+        for axis, size in zip(axes, sizes, strict=True):
+            edges[axis] = (before, size - g.shape[axis])
         where, g = jnp.pad(where, edges, constant_values=-1), jnp.pad(g, edges)
 
         def phase(p, q):
-            total = jnp.zeros((rows, columns, *g.shape[2:]), g.dtype)
+            total = jnp.zeros_like(_part(g, axes, (0, 0), sizes))
             for i in range(p, window, stride):
                 for j in range(q, window, stride):
-                    up, left = before - i // stride, before - j // stride
-                    here = (slice(up, up + rows), slice(left, left + columns))
-                    total += jnp.where(where[here] == i * window + j, g[here], 0)
+                    starts = (before - i // stride, before - j // stride)
+                    here = _part(where, axes, starts, sizes) == i * window + j
+                    total += jnp.where(here, _part(g, axes, starts, sizes), 0)
             return total
 
-        lines = [jnp.stack([phase(p, q) for q in range(stride)], axis=2) for p in range(stride)]
-        full = jnp.stack(lines, axis=1).reshape(rows * stride, columns * stride, *g.shape[2:])
-        return full[:height, :width]
+        # Between the phases: rows behind axis H, columns behind axis W.
+        lines = [jnp.stack([phase(p, q) for q in range(stride)], axes[1] + 1) for p in range(stride)]
+        full = jnp.stack(lines, axes[0] + 1)
+        shape = list(g.shape)
+        shape[axes[0]], shape[axes[1]] = rows * stride, columns * stride
+        return _part(full.reshape(shape), axes, (0, 0), (height, width))
 
     return (_over_images(spread, where, g),)
 
