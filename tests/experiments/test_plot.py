@@ -14,7 +14,7 @@ from matplotlib import image
 
 from ubar_jax import simulate
 from ubar_jax.config import Config, canonical
-from ubar_jax.experiments import plot
+from ubar_jax.experiments import grouping, plot
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import FORMAT, Run
 
@@ -128,13 +128,13 @@ def test_many_panels_wrap_and_go_on_in_further_figures():
 
 
 def test_labels_leave_defaults_out():
-    assert plot.short("rule", "dkrum(rho=0.4, byzantine=None)") == "dkrum(rho=0.4)"
-    assert plot.short("rule", "dkrum(rho=0.3, byzantine='oracle')") == "dkrum(rho=0.3, byzantine=oracle)"
-    assert plot.short("attack", "gaussian(std=1.0)") == "gaussian"
-    assert plot.short("attack", "gaussian(std=200.0)") == "gaussian(std=200)"
-    assert plot.short("rule", "of_a_plugin(a=1)") == "of_a_plugin(a=1)"
-    assert plot.short("model", "package.module:Class") == "package.module:Class"
-    assert plot.short("byzantine_ratio", 0.25) == "0.25"
+    assert grouping.short("rule", "dkrum(rho=0.4, byzantine=None)") == "dkrum(rho=0.4)"
+    assert grouping.short("rule", "dkrum(rho=0.3, byzantine='oracle')") == "dkrum(rho=0.3, byzantine=oracle)"
+    assert grouping.short("attack", "gaussian(std=1.0)") == "gaussian"
+    assert grouping.short("attack", "gaussian(std=200.0)") == "gaussian(std=200)"
+    assert grouping.short("rule", "of_a_plugin(a=1)") == "of_a_plugin(a=1)"
+    assert grouping.short("model", "package.module:Class") == "package.module:Class"
+    assert grouping.short("byzantine_ratio", 0.25) == "0.25"
 
 
 def test_lines_differ_in_colour_and_marker():
@@ -195,7 +195,7 @@ def test_a_long_list_of_attacks_goes_down_the_heat_map():
 def bounds_at(runs):
     """{(rule, attack, ratio, topology, judge, seed): digest of the run shown} of floor and ceiling."""
     names = ("rule", "attack", "byzantine_ratio", "topology", "judge", "seed")
-    shown = [run for run in plot.with_bounds(runs) if run.config.rule in plot.BOUNDS]
+    shown = [run for run in grouping.with_bounds(runs) if run.config.rule in grouping.BOUNDS]
     found = {tuple(getattr(run.config, name) for name in names): run.digest for run in shown}
     assert len(found) == len(shown)
     return found
@@ -228,7 +228,7 @@ def test_floor_and_ceiling_are_shown_where_their_settings_agree():
     judged = {"attack": "ipm", "held_out": 0.2, "judge": "held_out", **ratio}
     held = [make_run(rule=rule, **judged) for rule in ("ubar", "local", "oracle")]
     assert bounds_at(held) == {(r.config.rule, ipm, 0.4, er, "held_out", 0): r.digest for r in held[1:]}
-    assert plot.with_bounds(ruled) == ruled and plot.with_bounds([local, oracle]) == [oracle, local]
+    assert grouping.with_bounds(ruled) == ruled and grouping.with_bounds([local, oracle]) == [oracle, local]
 
 
 def test_floor_and_ceiling_are_lines_behind_and_rules_keep_their_colours(runs):
@@ -274,7 +274,7 @@ def test_floor_and_ceiling_do_not_depend_on_the_settings_that_may_differ():
     for rule in ("oracle", "local"):
         config = dataclasses.replace(base, rule=rule)
         curves = simulate(config).curves
-        for name in set(plot.BOUNDS[rule].free) - {"judge"}:  # a rule that takes no losses has no judge
+        for name in set(grouping.BOUNDS[rule].free) - {"judge"}:  # a rule that takes no losses has no judge
             other = simulate(dataclasses.replace(config, **{name: changes[name]})).curves
             np.testing.assert_allclose(other["accuracy"], curves["accuracy"], atol=0.003)
             np.testing.assert_allclose(other["consensus"], curves["consensus"], rtol=1e-4)
@@ -302,22 +302,22 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
 
 def test_arguments_that_differ_are_told_even_if_they_have_their_default():
     stds = ["gaussian(std=1.0)", "gaussian(std=30.0)", "bit_flip"]
-    assert [plot.short("attack", value, stds) for value in stds] == [
+    assert [grouping.short("attack", value, stds) for value in stds] == [
         "gaussian(std=1)",
         "gaussian(std=30)",
         "bit_flip",
     ]
-    assert plot.short("attack", stds[0]) == plot.short("attack", stds[0], stds[2:]) == "gaussian"
+    assert grouping.short("attack", stds[0]) == grouping.short("attack", stds[0], stds[2:]) == "gaussian"
     runs = [make_run(attack=value, byzantine_ratio=0.4) for value in stds[:2]]
     labels = plot.heat_map(runs, "attack").get_axes()[0].get_yticklabels()
     assert [label.get_text() for label in labels] == ["gaussian(std=1)", "gaussian(std=30)"]
     links = [f"erdos_renyi(connection={p})" for p in (0.4, 0.6)]
-    assert plot.words({"topology": links[0]}, links) == "topology erdos_renyi(connection=0.4)"
+    assert grouping.words({"topology": links[0]}, links) == "topology erdos_renyi(connection=0.4)"
 
 
 def test_strengths_are_in_the_order_of_numbers():
     runs = [make_run(attack=f"ipm(eps={eps})", byzantine_ratio=0.4) for eps in (10, 3, 0.5, 100)]
-    assert [value.split("=")[1] for value in plot.settings(runs, "attack")] == [
+    assert [value.split("=")[1] for value in grouping.settings(runs, "attack")] == [
         "0.5)",
         "3.0)",
         "10.0)",

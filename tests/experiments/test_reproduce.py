@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from absl import flags
 
-from ubar_jax.experiments import command, grids, plot, reproduce
+from ubar_jax.experiments import command, grids, grouping, plot, reproduce
 from ubar_jax.sweeps import results
 from ubar_jax.sweeps.results import Run
 
@@ -54,10 +54,10 @@ def test_every_figure_shows_one_data_set_per_cell_and_its_bounds(figure, profile
     monkeypatch.setattr(results, "load_runs", lambda *folders: fakes)
     recipe, (runs, total) = reproduce.FIGURES[figure], reproduce.runs_of(profile, figure)
     assert len(runs) == total
-    shown = plot.with_bounds(runs)
+    shown = grouping.with_bounds(runs)
     assert len(list(recipe.draw(shown, *recipe.settings))) >= (figure != "time")
     apart = ("attack",) if figure == "theorem1" else recipe.settings  # it has a panel per run
-    for labels, group in plot.split(shown, ["dataset", "rule", *apart]):
+    for labels, group in grouping.split(shown, ["dataset", "rule", *apart]):
         assert len(group) == len({run.config.seed for run in group}), labels
     if recipe.draw is reproduce.draw_cells:
         assert {run.config.dataset for run in runs} == {"mnist"}
@@ -65,10 +65,12 @@ def test_every_figure_shows_one_data_set_per_cell_and_its_bounds(figure, profile
         monkeypatch.setattr(plot, "heat_map", lambda group, *_: drawn.append(group))
         list(recipe.draw(shown, *recipe.settings))
         for group in drawn:
-            cells = [{run.config.seed for run in cell} for _, cell in plot.split(group, ["rule", "attack"])]
+            cells = [
+                {run.config.seed for run in cell} for _, cell in grouping.split(group, ["rule", "attack"])
+            ]
             assert all(seeds == cells[0] for seeds in cells)
     if figure not in ("theorem1", "time"):
-        for labels, group in plot.split(shown, ["dataset", *recipe.settings]):
+        for labels, group in grouping.split(shown, ["dataset", *recipe.settings]):
             assert {"local", "oracle"} <= {run.config.rule for run in group}, labels
     rules = {run.config.rule.partition("(")[0] for run in runs}
     if figure in ("gaussian", "bit_flip", "mhamdi", "size", "connection", "time"):
@@ -120,14 +122,14 @@ def test_a_figure_is_run_once_and_drawn_with_its_baseline(tiny, call, capfd):
     assert "== 4 of 4: paper/cpu/mnist_gaussian" in out and "gaussian: 7 of 7 runs are finished" in out
     assert (tiny / "drawn/gaussian.png").exists() and (tiny / "drawn/gaussian.pdf").exists()
     table = pd.read_csv(tiny / "drawn/gaussian.csv")
-    rules = ["average", plot.BASELINE, "dmedian", "local", "oracle", *2 * ["ubar(rho=0.4)"]]
+    rules = ["average", grouping.BASELINE, "dmedian", "local", "oracle", *2 * ["ubar(rho=0.4)"]]
     assert sorted(table["rule"]) == sorted(rules)
     told = json.loads((tiny / "drawn/gaussian.json").read_text())
     assert told["runs"] == "7 of 7" and "--flagfile=paper/cpu/mnist_gaussian_ubar" in told["commands"][2]
     assert len(told["last sweeps"]) == 2 and "machine" in told["last sweeps"][0]
 
     runs, _ = reproduce.runs_of("cpu", "gaussian")
-    [(_, figure)] = reproduce.draw_panels(plot.with_bounds(runs), "dataset", "byzantine_ratio")
+    [(_, figure)] = reproduce.draw_panels(grouping.with_bounds(runs), "dataset", "byzantine_ratio")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[:3] == ["average", "ubar(rho=0.4)", "dmedian"]
     assert labels[3:] == ["average, no attackers", "ceiling (oracle)", "floor (local)"]

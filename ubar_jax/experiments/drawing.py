@@ -14,7 +14,7 @@ from matplotlib.animation import FuncAnimation
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 
-from ubar_jax.experiments import plot
+from ubar_jax.experiments import grouping, plot
 from ubar_jax.experiments.pictures import Animation, Figure
 from ubar_jax.parts import topology
 from ubar_jax.registry import ConfigError
@@ -51,7 +51,7 @@ def draw_networks(graphs: Sequence[tuple[Run, nx.Graph]]) -> Figure:
             axis.scatter(x, y, size, colour, marker=marker, edgecolors="black", zorder=2, label=kind)
             for node in nodes if len(graph) <= 60 else ():
                 axis.annotate(node, places[node], ha="center", va="center", fontsize=6, color=ink, zorder=3)
-        where = f"{plot.short('topology', run.config.topology)}, seed {run.config.seed}"
+        where = f"{grouping.short('topology', run.config.topology)}, seed {run.config.seed}"
         axis.set_title(f"{where}\n{benign} benign, {len(graph) - benign} Byzantine")
         axis.axis("off")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -72,7 +72,7 @@ def accepted_edges(runs: Sequence[Run]) -> Figure:
             axis.axvline(benign - 0.5, color=BAD, lw=2)
             above = {"transform": axis.get_xaxis_transform(), "clip_on": False, "solid_capstyle": "butt"}
             axis.plot([benign - 0.5, n - 0.5], [1.02, 1.02], color=BAD, lw=4, **above)
-        axis.set_title(plot.run_words(run), pad=8)
+        axis.set_title(grouping.run_words(run), pad=8)
         axis.set(xlabel=f"sender (Byzantine: {benign} and up)" if n > benign else "sender", ylabel="receiver")
         axis.locator_params(integer=True)
     figure.colorbar(picture, ax=axes, label="share of rounds accepted", pad=0.02, aspect=30)
@@ -90,7 +90,7 @@ def accuracy(result: Result | Run) -> Figure:
     axis.plot(x, each, color=plot.COLOURS[6], lw=0.8)
     axis.plot(x, each.mean(1), color=plot.COLOURS[2], lw=2)
     axis.plot(x, each.min(1), color=plot.COLOURS[0], ls="--", lw=2)
-    axis.set(title=plot.run_words(run), ylim=(-0.03, 1.03), xlabel=unit, ylabel="test accuracy")
+    axis.set(title=grouping.run_words(run), ylim=(-0.03, 1.03), xlabel=unit, ylabel="test accuracy")
     lines = [axis.get_lines()[i] for i in (0, -2, -1)]
     labels = ["each benign node", "their mean", "the worst of them"]
     figure.legend(lines, labels, loc="outside lower center", ncols=3)
@@ -107,7 +107,7 @@ def draw_accepted(result: Result | Run) -> Figure:
     """Share of rounds in which the receiver (row) accepted the sender (column)."""
     run = _run(result)
     if not run.curves["accepted"].any():
-        rule = plot.short("rule", run.config.rule)
+        rule = grouping.short("rule", run.config.rule)
         raise ConfigError(f"{rule} accepted no whole message: there are no accepted links to draw")
     return accepted_edges([run])
 
@@ -192,7 +192,7 @@ def _stage(run: Run) -> tuple[Figure, Callable[[int], None]]:
     square: dict[str, Any] = {"marker": "s", "ls": "", "color": RED, "markeredgecolor": "black"}
     handles.append(Line2D([], [], label="Byzantine node", **square))
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    rule, attack = (plot.short(name, getattr(run.config, name)) for name in ("rule", "attack"))
+    rule, attack = (grouping.short(name, getattr(run.config, name)) for name in ("rule", "attack"))
     title = axis.set_title("\n")
     note = "" if run.curves["accepted"].any() else " (accepts no whole message)"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ubar_jax.config import Config
-from ubar_jax.experiments import plot
+from ubar_jax.experiments import grouping, plot
 from ubar_jax.experiments.pictures import Figure, Figures
 from ubar_jax.registry import ConfigError, listed, nearest
 from ubar_jax.sweeps import results
@@ -37,7 +37,7 @@ class Sweep:
         differ = results.varying(self.runs, [name for name in FIELDS if name != "rule"])
         frame = frame[["rule", *differ, "worst", "mean", "seconds", "diverged"]]
         for name in {"rule", *differ} & {"rule", "attack", "topology", "model", "dataset"}:
-            frame = frame.assign(**{name: [plot.short(name, value) for value in frame[name]]})
+            frame = frame.assign(**{name: [grouping.short(name, value) for value in frame[name]]})
         return frame if frame["diverged"].any() else frame.drop(columns="diverged")
 
     def heat_map(self, columns: str | None = None) -> Figure | Figures:
@@ -45,11 +45,14 @@ class Sweep:
 
         One figure per value of the other settings that vary.
         """
-        runs = plot.at_every_ratio(self.runs)
-        columns = plot.choose_panels(runs, None, _known(columns))[1]
-        others = [name for name in results.varying(runs, plot.SETTINGS) if name != columns]
+        runs = grouping.at_every_ratio(self.runs)
+        columns = grouping.choose_panels(runs, None, _known(columns))[1]
+        others = [name for name in results.varying(runs, grouping.SETTINGS) if name != columns]
         return _one_or_all(
-            [plot.heat_map(group, columns, plot.words(labels)) for labels, group in plot.split(runs, others)]
+            [
+                plot.heat_map(group, columns, grouping.words(labels))
+                for labels, group in grouping.split(runs, others)
+            ]
         )
 
     def plot(self, rows: str | None = None, columns: str | None = None) -> Figure | Figures:
@@ -128,9 +131,9 @@ def _is_one(value: Any) -> bool:
 
 def _known(name: str | None) -> str | None:
     """A setting for rows or columns; refuses others."""
-    if name is not None and name not in plot.SETTINGS:
-        where = listed(plot.SETTINGS)
-        raise ConfigError(f"unknown setting {name!r}{nearest(name, plot.SETTINGS)}; there are {where}")
+    if name is not None and name not in grouping.SETTINGS:
+        where = listed(grouping.SETTINGS)
+        raise ConfigError(f"unknown setting {name!r}{nearest(name, grouping.SETTINGS)}; there are {where}")
     return name
 
 

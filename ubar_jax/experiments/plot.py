@@ -8,21 +8,32 @@ Prints the seconds per round; writes all runs of a folder to its runs.csv. Figur
 --results to combine several folders.
 """
 
-import collections
-import dataclasses
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from absl import flags
 
-from ubar_jax.config import REGISTRIES, Config
 from ubar_jax.experiments import command
+from ubar_jax.experiments.grouping import (
+    BOUNDS,
+    SETTINGS,
+    at_every_ratio,
+    choose_panels,
+    file_name,
+    rule_label,
+    run_words,
+    seeds_of,
+    settings,
+    short,
+    split,
+    with_bounds,
+    words,
+)
 from ubar_jax.experiments.pictures import Figure
 from ubar_jax.registry import ConfigError
 from ubar_jax.sweeps.results import Run, load_runs, open_folder, varying, write_table
@@ -36,138 +47,6 @@ STYLE: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "axes.grid": True,
 STYLE |= {"savefig.bbox": "tight"}
 PLAIN = {**STYLE, "axes.grid": False}
 ROWS, COLUMNS = 6, 5  # most panels per figure
-
-
-class Bound(NamedTuple):
-    """How a baseline is shown, and which settings make no difference to it."""
-
-    label: str
-    dashes: str
-    place: int  # in heat maps: before (-1) or after (1) the rules
-    free: tuple[str, ...]
-
-
-BASELINE = "(baseline)"  # averaging without attackers, as `reproduce` names it; no rule has such a name
-BOUNDS = {
-    BASELINE: Bound("average, no attackers", "-", -1, ("attack", "judge", "byzantine_ratio")),
-    "oracle": Bound("ceiling (oracle)", "--", -1, ("attack", "judge")),
-    "local": Bound("floor (local)", ":", 1, ("attack", "judge", "topology", "alpha", "order")),
-}
-
-# Settings that panels may show. Lines are rules, bands are seeds; rho and connection are in the specs.
-SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
-SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
-
-
-def short(name: str, value: Any, among: Sequence = ()) -> str:
-    """A setting as a label: a spec without arguments that have their default value.
-
-    Except rho, and arguments in which the values `among` which it is shown differ.
-    """
-    if not isinstance(value, str):
-        return "default" if value is None else f"{value:g}"
-    try:
-        spec, *others = (REGISTRIES[name].parse(each) for each in (value, *among))
-    except (KeyError, ConfigError):  # not a spec, or a plugin's
-        return value
-    known = {k: [parameter.default] for k, parameter in spec.part.parameters.items()}
-    for other in others:
-        for k, v in other.arguments if other.part is spec.part else ():
-            known[k].append(v)
-    shown = [(k, v) for k, v in spec.arguments if k == "rho" or any(u != v for u in known[k])]
-    inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown)
-    return f"{spec.part.name}({inside})" if inside else spec.part.name
-
-
-def words(labels: dict[str, Any], among: Sequence = ()) -> str:
-    """{'byzantine_ratio': 0.5, 'topology': 'ring'} -> 'byzantine ratio 0.5, topology ring'; see `short`."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {short(name, value, among)}" for name, value in labels.items()
-    )
-
-
-def settings(runs: Sequence[Run], name: str) -> list:
-    """The values of a setting: numbers by size, specs in the order of their registry."""
-    known = list(REGISTRIES[name].parts) if name in REGISTRIES else []
-
-    def order(value):
-        part = str(value).split("(")[0]
-        rank = known.index(part) if part in known else len(known)
-        return rank, 0 if isinstance(value, str | None) else value, _natural(str(value))
-
-    return sorted({getattr(run.config, name) for run in runs}, key=order)
-
-
-def _natural(text: str) -> list[str | float]:
-    """A key by which `a(x=3)` comes before `a(x=10)`: words and numbers in turns."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
-
-
-def split(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[dict[str, Any], list[Run]]]:
-    """The runs grouped by settings: [({name: value}, runs), ...], without empty groups."""
-    if not names:
-        return [({}, list(runs))]
-    name, *rest = names
-    return [
-        ({name: value, **labels}, group)
-        for value in settings(runs, name)
-        for labels, group in split([run for run in runs if getattr(run.config, name) == value], rest)
-    ]
-
-
-def at_every_ratio(runs: Sequence[Run]) -> list[Run]:
-    """Copies each run without attackers to every Byzantine ratio that occurs with its other settings."""
-
-    def others(run):
-        return dataclasses.replace(run.config, rule="", attack="", byzantine_ratio=0, seed=0)
-
-    ratios = collections.defaultdict(set)
-    for run in runs:
-        if run.config.attack != "none":
-            ratios[others(run)].add(run.config.byzantine_ratio)
-    return [
-        run._replace(config=dataclasses.replace(run.config, byzantine_ratio=ratio))
-        for run in runs
-        for ratio in (run.config.attack == "none" and ratios[others(run)]) or [run.config.byzantine_ratio]
-    ]
-
-
-def with_bounds(runs: Sequence[Run]) -> list[Run]:
-    """The runs, with each bound copied to all settings of other rules that it holds for (`Bound.free`).
-
-    Neither `local` nor `oracle` uses what Byzantine nodes send, nor takes losses: one run holds for every
-    attack and judge. `local` does not mix, so it also holds for every topology, alpha and order. All other
-    settings must agree. The Byzantine ratio must, because more attackers leave the benign nodes smaller
-    shares of the examples; so runs without attackers do not hold for attacks. A run with exactly the
-    settings comes first. A run that holds for no settings of another rule stays where it is. `reproduce`
-    adds the paper's baseline, averaging without attackers, which holds for every ratio.
-    """
-
-    def key(config: Config, free: Sequence[str] = ()) -> tuple:
-        return tuple(getattr(config, name) for name in (*SETTINGS, "seed") if name not in free)
-
-    rules = [run for run in runs if run.config.rule not in BOUNDS]
-    wanted = {key(run.config): run.config for run in rules}.values()
-    found = list(rules)
-    for name, bound in BOUNDS.items():
-        own = [run for run in runs if run.config.rule == name]
-        exact, close = ({key(run.config, free): run for run in own} for free in ((), bound.free))
-        for config in wanted:
-            if run := exact.get(key(config)) or close.get(key(config, bound.free)):
-                found.append(run._replace(config=dataclasses.replace(config, rule=name)))
-        used = {key(config, bound.free) for config in wanted}
-        found += [run for run in own if key(run.config, bound.free) not in used]
-    return found
-
-
-def choose_panels(runs: Sequence[Run], rows: str | None, columns: str | None) -> tuple[str, str]:
-    """The settings of rows and columns: as given, else those that vary (attack first, then ratio)."""
-    if rows is not None and rows == columns:
-        raise ConfigError(f"--rows and --columns are both {rows!r}; give two different settings")
-    free = [name for name in (*varying(runs, SETTINGS), *SETTINGS) if name not in (rows, columns)]
-    columns = columns or free[0]
-    return rows or next(name for name in free if name != columns), columns
 
 
 def panels(count: int, widest: int, size: float) -> tuple[Figure, np.ndarray]:
@@ -206,7 +85,11 @@ def worst_accuracy(
     continue below, then in another figure. `names` are the rules of all figures, without floor and ceiling,
     so that a rule has the same colour everywhere. `unit` is epoch or round; by default epoch if known.
     """
-    lines, steps, unit = settings(runs, rows), settings(runs, columns), unit or time_unit(runs)
+    lines, steps, unit = (
+        settings(runs, rows),
+        settings(runs, columns),
+        unit or time_unit(runs),
+    )
     strips_per_row = -(-len(steps) // COLUMNS)
     width = -(-len(steps) // strips_per_row)  # so that rows of panels have about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
@@ -251,11 +134,6 @@ def _look(rule: str, names: Sequence[str]) -> dict[str, Any]:
     return _style(names.index(rule))
 
 
-def rule_label(rule: str) -> str:
-    """A rule in legends and heat maps."""
-    return BOUNDS[rule].label if rule in BOUNDS else short("rule", rule)
-
-
 def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
     if not runs:
         axis.text(0.5, 0.5, "no run", ha="center", transform=axis.transAxes, color="0.4")
@@ -273,18 +151,15 @@ def _lines(axis, runs: Sequence[Run], names: Sequence[str], unit: str) -> None:
         axis.fill_between(x, worst.min(0), worst.max(0), **look)
 
 
-def seeds_of(runs: Sequence[Run], *names: str) -> str:
-    """How many seeds a rule has at each value of the settings `names`: '5 seeds' or '1 to 5 seeds'."""
-    counts = {len(group) for _, group in split(runs, ["rule", *names])}
-    return f"{max(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
-
-
 def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mean) -> pd.DataFrame:
     """Final worst-node accuracy, rules by `columns`, mean over seeds; NaN where there is no run.
 
     The ceiling is the first row and the floor the last.
     """
-    rules = sorted(settings(runs, "rule"), key=lambda rule: BOUNDS[rule].place if rule in BOUNDS else 0)
+    rules = sorted(
+        settings(runs, "rule"),
+        key=lambda rule: BOUNDS[rule].place if rule in BOUNDS else 0,
+    )
     across = pd.Index(settings(runs, columns), name=columns)
     table = pd.DataFrame(index=pd.Index(rules, name="rule"), columns=across)
     for labels, group in split(runs, ["rule", columns]):
@@ -350,12 +225,6 @@ def node_accuracy(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def run_words(run: Run) -> str:
-    """The title of a run's panel, two lines."""
-    rule, attack = (short(name, getattr(run.config, name)) for name in ("rule", "attack"))
-    return f"{rule}, ratio {run.config.byzantine_ratio:g}, seed {run.config.seed}\n{attack}"
-
-
 def time_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Seconds by rule and by the settings that affect cost, if they vary.
 
@@ -383,16 +252,15 @@ def all_figures(
     for labels, group in split(runs, [name for name in varied if name not in (rows, columns)]):
         pages = worst_accuracy(group, rows, columns, names, words(labels))
         for number, figure in enumerate(pages, 1):
-            yield file_name("worst_accuracy", labels) + (f"_page{number}" if number > 1 else ""), figure, None
+            yield (
+                file_name("worst_accuracy", labels) + (f"_page{number}" if number > 1 else ""),
+                figure,
+                None,
+            )
     for labels, group in split(runs, [name for name in varied if name != columns]):
         if len(varying(group, ("rule", columns))) == 2:
             figure = heat_map(group, columns, words(labels))
             yield file_name("heat_map", labels), figure, final_worst_spread(group, columns)
-
-
-def file_name(stem: str, labels: dict[str, Any]) -> str:
-    """'heat_map', {'nodes': 20} -> 'heat_map_nodes_20'."""
-    return re.sub(r"[^\w.=-]+", "_", f"{stem} {words(labels)}").rstrip("_")[:200]
 
 
 def draw_all(

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from ubar_jax.experiments import plot
+from ubar_jax.experiments import grouping, plot
 from ubar_jax.experiments.drawing import accepted_edges, draw_networks, network
 from ubar_jax.experiments.pictures import image
 from ubar_jax.parts import topology
@@ -75,9 +75,9 @@ def page(
     """The HTML page, with the commands and failures recorded in `folders`."""
     worst = [
         min(group, key=lambda run: (run.summary["worst"], run.config.seed))
-        for _, group in plot.split(runs, ["rule"])
+        for _, group in grouping.split(runs, ["rule"])
     ]
-    bounded = any(run.config.rule in plot.BOUNDS for run in runs)
+    bounded = any(run.config.rule in grouping.BOUNDS for run in runs)
     figures = [image(name, figure) for name, figure, _ in plot.all_figures(runs, rows, columns)]
     sections = {
         "Summary": [text(SUMMARY), *summary(runs), *failures(folders)],
@@ -105,7 +105,7 @@ def title(runs: Sequence[Run]) -> str:
     """Title: rules, attacks, data sets and number of runs."""
 
     def told(name):
-        values = [plot.short(name, value) for value in plot.settings(runs, name)]
+        values = [grouping.short(name, value) for value in grouping.settings(runs, name)]
         return ", ".join(values) if len(values) <= 3 else f"{len(values)} {name}s"
 
     attacked = f"under {told('attack')}" if told("attack") != "none" else "without attackers"
@@ -122,7 +122,7 @@ def notices(runs: Sequence[Run]) -> list[str]:
         return [text("None.")]
     lines = []
     for notice, group in told.items():
-        attacks = ", ".join(plot.short("attack", value) for value in plot.settings(group, "attack"))
+        attacks = ", ".join(grouping.short("attack", value) for value in grouping.settings(group, "attack"))
         lines.append({"runs": len(group), "attacks": attacks, "notice": notice})
     return [table(pd.DataFrame(lines), "wrap")]
 
@@ -140,16 +140,16 @@ def table(frame: pd.DataFrame, classes: str | None = None) -> str:
 
 def summary(runs: Sequence[Run]) -> list[str]:
     """Final accuracy by rule and varying settings, over all seeds; and the settings common to all runs."""
-    varied = ["rule", *varying(runs, plot.SETTINGS)]
+    varied = ["rule", *varying(runs, grouping.SETTINGS)]
     lines: list[dict[str, Any]] = []
-    for labels, group in plot.split(runs, varied):
+    for labels, group in grouping.split(runs, varied):
         worst, mean = ([run.summary[name] for run in group] for name in ("worst", "mean"))
-        lines.append({name.replace("_", " "): plot.short(name, value) for name, value in labels.items()})
+        lines.append({name.replace("_", " "): grouping.short(name, value) for name, value in labels.items()})
         lines[-1] |= {"seeds": len(group), "worst node": f"{np.mean(worst):.1%}"}
         lines[-1] |= {"lowest seed": f"{min(worst):.1%}", "highest seed": f"{max(worst):.1%}"}
         lines[-1] |= {"mean": f"{np.mean(mean):.1%}"}
         lines[-1] |= {"diverged": sum(run.summary["diverged"] is not None for run in group)}
-    shared = [f"{n}={getattr(runs[0].config, n)}" for n in plot.SETTINGS if n not in varied]
+    shared = [f"{n}={getattr(runs[0].config, n)}" for n in grouping.SETTINGS if n not in varied]
     return [table(pd.DataFrame(lines)), text(f"In all runs: {', '.join(shared)}.")]
 
 
@@ -168,7 +168,7 @@ def networks(runs: Sequence[Run]) -> list[str]:
     """Drawings and numbers of the runs' networks; names those that cannot be built again."""
     kinds: dict[tuple[str, int, int], dict[int, Run]] = collections.defaultdict(dict)
     drawn, lines, lost = [], [], []
-    for _, (run, *_) in plot.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
+    for _, (run, *_) in grouping.split(runs, ["topology", "nodes", "byzantine_ratio", "seed"]):
         kind = run.config.topology, run.config.nodes, run.config.byzantine
         kinds[kind].setdefault(run.config.seed, run)
     for (spec, benign, byzantine), seeds in kinds.items():
@@ -180,7 +180,7 @@ def networks(runs: Sequence[Run]) -> list[str]:
             lost.append(text(f"{spec} cannot be drawn: {error}"))
             continue
         drawn.append((first, graph))
-        lines.append({"topology": plot.short("topology", spec), "benign": benign, "Byzantine": byzantine})
+        lines.append({"topology": grouping.short("topology", spec), "benign": benign, "Byzantine": byzantine})
         for name, values in zip(topology.NetworkNumbers._fields, zip(*numbers, strict=True), strict=True):
             lines[-1][name.replace("_", " ").replace("byzantine", "Byzantine")] = span(values)
     if not drawn:
@@ -198,7 +198,7 @@ def span(values: Sequence[float]) -> str:
 def accepted(runs: Sequence[Run]) -> list[str]:
     """The figure of accepted edges, and the names of rules that have none."""
     selecting = [run for run in runs if run.curves["accepted"].any()]
-    others = [plot.short("rule", run.config.rule) for run in runs if not run.curves["accepted"].any()]
+    others = [grouping.short("rule", run.config.rule) for run in runs if not run.curves["accepted"].any()]
     others = [rule for rule in others if rule != "local"]  # it takes no message at all
     parts = [image("accepted edges", accepted_edges(selecting))] if selecting else []
     if others:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from ubar_jax.config import Config
-from ubar_jax.experiments import command, plot
+from ubar_jax.experiments import command, grouping, plot
 from ubar_jax.experiments.grids import grid_of
 from ubar_jax.experiments.pictures import Figure
 from ubar_jax.files import write_json
@@ -36,7 +36,7 @@ Drawn = Iterator[tuple[str, Figure]]  # what a figure's files have after its nam
 
 def draw_panels(runs: Sequence[Run], rows: str, columns: str) -> Drawn:
     """Curves over rounds: runs with different shares have different epochs. No panel has bounds only."""
-    names = [name for name in plot.settings(runs, "rule") if name not in plot.BOUNDS]
+    names = [name for name in grouping.settings(runs, "rule") if name not in grouping.BOUNDS]
 
     def panel(run: Run) -> tuple:
         return getattr(run.config, rows), getattr(run.config, columns)
@@ -45,7 +45,7 @@ def draw_panels(runs: Sequence[Run], rows: str, columns: str) -> Drawn:
     if not (runs := [run for run in runs if panel(run) in drawn]):
         return
     attacks = {run.config.attack for run in runs} - {"none"}
-    title = plot.words({"attack": attacks.pop()}) if len(attacks) == 1 and rows != "attack" else ""
+    title = grouping.words({"attack": attacks.pop()}) if len(attacks) == 1 and rows != "attack" else ""
     pages = plot.worst_accuracy(runs, rows, columns, names, title, unit="round")
     for number, figure in enumerate(pages, 1):
         yield f"_page{number}" if number > 1 else "", figure
@@ -56,11 +56,11 @@ def draw_cells(runs: Sequence[Run], each: str, columns: str) -> Drawn:
 
     Over the seeds that all cells have: means over different seeds would not compare.
     """
-    for labels, group in plot.split(runs, [each]):
-        cells = [{run.config.seed for run in cell} for _, cell in plot.split(group, ["rule", columns])]
+    for labels, group in grouping.split(runs, [each]):
+        cells = [{run.config.seed for run in cell} for _, cell in grouping.split(group, ["rule", columns])]
         seeds = set.intersection(*cells)
         if fair := [run for run in group if run.config.seed in seeds]:
-            yield plot.file_name("", labels), plot.heat_map(fair, columns, plot.words(labels))
+            yield grouping.file_name("", labels), plot.heat_map(fair, columns, grouping.words(labels))
 
 
 def draw_nodes(runs: Sequence[Run], *_: str) -> Drawn:
@@ -93,7 +93,7 @@ def _at(*ratios: float) -> Callable[[Config], bool]:
 
 
 def _ubar_at(*ratios: float) -> Callable[[Config], bool]:
-    kept = ("ubar", *plot.BOUNDS)
+    kept = ("ubar", *grouping.BOUNDS)
     return lambda config: config.byzantine_ratio in ratios and config.rule.startswith(kept)
 
 
@@ -138,12 +138,12 @@ def runs_of(profile: str, figure: str) -> tuple[list[Run], int]:
     known = [run for run in found if run.digest in wanted]
     if "baseline" in recipe.parts:
         known = [_as_baseline(run) if run.config.attack == "none" else run for run in known]
-    kept = [run for run in known if run.config.rule == plot.BASELINE or recipe.keeps(run.config)]
+    kept = [run for run in known if run.config.rule == grouping.BASELINE or recipe.keeps(run.config)]
     return kept, sum(config.attack == "none" or recipe.keeps(config) for config in wanted.values())
 
 
 def _as_baseline(run: Run) -> Run:
-    return run._replace(config=dataclasses.replace(run.config, rule=plot.BASELINE))
+    return run._replace(config=dataclasses.replace(run.config, rule=grouping.BASELINE))
 
 
 def draw(profile: str, figure: str, out: Path) -> list[Path]:
@@ -151,7 +151,7 @@ def draw(profile: str, figure: str, out: Path) -> list[Path]:
     recipe, (runs, total) = FIGURES[figure], runs_of(profile, figure)
     print(f"{figure}: {len(runs)} of {total} runs are finished", flush=True)
     paths = []
-    for suffix, picture in recipe.draw(plot.with_bounds(runs), *recipe.settings) if runs else ():
+    for suffix, picture in recipe.draw(grouping.with_bounds(runs), *recipe.settings) if runs else ():
         paths.append(out / f"{figure}{suffix}.png")
         for path in (paths[-1], paths[-1].with_suffix(".pdf")):
             picture.savefig(path, dpi=150)
