@@ -190,8 +190,9 @@ def heat_map(runs: Sequence[Run], columns: str, title: str = "") -> Figure:
     table, low, high, count = [t if upright else t.T for t in tables]
     values, down, across = table.to_numpy(), table.index, table.columns
     cell = (0.75, 0.42) if spread else (0.55, 0.28)
-    size = (1.6 + 0.075 * max(map(len, down)) + cell[0] * len(across), 1.4 + cell[1] * len(down))
-    figure = Figure(figsize=size, layout="constrained")
+    width, height = 1.6 + 0.075 * max(map(len, down)) + cell[0] * len(across), 1.4 + cell[1] * len(down)
+    least = 3.9 if spread else 2.6  # room for the words beside the colour bar
+    figure = Figure(figsize=(width, max(least, height)), layout="constrained")
     axis = figure.subplots()
     axis.set_title(title, loc="left")
     axis.set(ylabel=down.name.replace("_", " "), xlabel=across.name.replace("_", " "))
