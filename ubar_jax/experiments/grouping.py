@@ -21,8 +21,6 @@ class Bound(NamedTuple):
 
 
 BASELINE = "(baseline)"  # averaging without attackers, as `reproduce` names it; no rule has such a name
-
-
 BOUNDS = {
     BASELINE: Bound("average, no attackers", "-", -1, ("attack", "judge", "byzantine_ratio")),
     "oracle": Bound("ceiling (oracle)", "--", -1, ("attack", "judge")),
@@ -32,8 +30,6 @@ BOUNDS = {
 
 # Settings that panels may show. Lines are rules, bands are seeds; rho and connection are in the specs.
 SETTINGS = ("attack", "byzantine_ratio", *(field.name for field in dataclasses.fields(Config)))
-
-
 SETTINGS = tuple(n for n in dict.fromkeys(SETTINGS) if n not in ("rule", "seed", "rho", "connection"))
 
 

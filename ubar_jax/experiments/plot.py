@@ -3,7 +3,7 @@
 Draws worst-node accuracy against epochs, one line per rule, in panels by two settings (--rows, --columns);
 heat maps of the final worst-node accuracy, rules by the setting of the columns, with their numbers as CSV;
 and for up to three runs every node's accuracy. There is one figure per value of any other varying setting.
-Runs of `local` and `oracle` are shown as floor and ceiling (see `with_bounds`).
+Runs of `local` and `oracle` are shown as floor and ceiling (see `grouping.with_bounds`).
 Prints the seconds per round; writes all runs of a folder to its runs.csv. Figures are PNG and PDF. Repeat
 --results to combine several folders.
 """

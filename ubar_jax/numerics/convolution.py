@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-SMALL = 64  # images: in such a batch an output pixel is too little work for a step of a loop
+SMALL = 64  # most images in a batch that goes by rows: one pixel of so few is too little work for a step
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -81,7 +81,7 @@ def _patches(x: Array, k: int, pad: int) -> Array:
 
 
 def _small(x: Array) -> bool:
-    """Whether a convolution of images [b, H, W, C] is a loop over rows."""
+    """Whether the CPU stores images [b, H, W, C] for loops over rows."""
     return len(x) <= SMALL
 
 
@@ -106,7 +106,7 @@ def _cropped(x: Array, axes: tuple[int, int], pad: int) -> Array:
 
 
 def _part(x: Array, axes: tuple[int, int], starts, sizes, stride: int = 1) -> Array:
-    """A rectangle of the images, whose height and width are `axes`; every `stride`-th pixel of it."""
+    """`sizes` pixels from `starts`, every `stride`-th; `axes` are those of height and width."""
     for axis, start, size in zip(axes, starts, sizes, strict=True):
         x = lax.slice_in_dim(x, start, start + stride * (size - 1) + 1, stride, axis)
     return x
@@ -145,7 +145,7 @@ def _pixels_dx(g: Array, w: Array, side: tuple[int, ...], pad: int) -> Array:
         seen = (kernel @ _window(g, at, 1)).reshape(k, k, c, -1)
         return lax.dynamic_update_slice(dx, lax.dynamic_slice(dx, at, seen.shape) + seen, at), None
 
-    zero = _padded(jnp.zeros((*side, c, g.shape[3]), g.dtype), pad)
+    zero = jnp.zeros((*(length + 2 * pad for length in side), c, g.shape[3]), g.dtype)
     return _cropped(lax.scan(add, zero, _positions(*g.shape[:2]))[0], (0, 1), pad)
 
 
@@ -168,13 +168,9 @@ def _shifted(x: Array, k: int, pad: int) -> Array:
 
     The receptive fields of a row of output pixels are k rows of it, which lie side by side in memory.
     """
-    height, c, width, size = x.shape
-    shifted = jnp.zeros((height + 2 * pad, c, k, width + 2 * pad - k + 1, size), x.dtype)
-    for j in range(k):
-        first, last = max(0, pad - j), min(shifted.shape[3], width + pad - j)
-        seen = x[:, :, None, first + j - pad : last + j - pad]
-        shifted = lax.dynamic_update_slice(shifted, seen, (pad, 0, j, first, 0))
-    return shifted
+    zero, rows, none = jnp.zeros((), x.dtype), (pad, pad, 0), (0, 0, 0)
+    edges = [(pad - j, pad - (k - 1 - j), 0) for j in range(k)]  # negative: cropped
+    return jnp.stack([lax.pad(x, zero, (rows, none, edge, none)) for edge in edges], axis=2)
 
 
 def _fields(shifted: Array, row: Array, k: int) -> Array:
@@ -204,7 +200,7 @@ def _rows_dx(g: Array, w: Array, side: tuple[int, ...], pad: int) -> Array:
         row, g = here
         seen = (kernel @ g.reshape(o, -1)).reshape(k, c, k, *g.shape[1:])
         shifts = [((0, 0), (0, 0), (j, k - 1 - j), (0, 0)) for j in range(k)]
-        seen = sum(jnp.pad(seen[:, :, j], shifts[j]) for j in range(k))
+        seen = functools.reduce(jnp.add, (jnp.pad(seen[:, :, j], shifts[j]) for j in range(k)))
         return lax.dynamic_update_slice_in_dim(dx, lax.dynamic_slice_in_dim(dx, row, k) + seen, row, 0), None
 
     zero = jnp.zeros((height, c, width, g.shape[3]), g.dtype)

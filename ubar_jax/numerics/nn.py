@@ -1,4 +1,4 @@
-"""Mapping over stacked models: over their leading axis, split over devices.
+"""Maps a function over stacked models (their leading axis), which may be split over devices.
 
 On the CPU models run one at a time, on accelerators in parallel. `lax.platform_dependent` chooses when the
 program is lowered, so a program lowered for CUDA on a CPU machine is the one that runs on CUDA.
