@@ -74,6 +74,18 @@ def test_the_sum_of_the_smallest(size):
     np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("slots", [1, 5, *slowly(40, 97, 130)])
+def test_the_sum_of_the_smallest_per_row(slots):
+    rng = np.random.default_rng(slots)
+    values = rng.standard_normal((3, slots, slots), np.float32)
+    values[rng.random(values.shape) < 0.2] = np.inf
+    values[1, :, :2] = 0.5  # ties
+    count = np.array([1, (slots + 1) // 2, slots])
+    expected = [np.sort(v, axis=1)[:, :k].sum(1) for v, k in zip(values, count, strict=True)]
+    got = jax.jit(order_statistics.sum_of_smallest_per_row)(values, count)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, *not_quickly(18), *slowly(33, 40, 41, 96, 97, 150, 300)])
 def test_order_statistics_with_irregular_degrees_at_every_density(slots):
     """One fused network up to 40 slots (96 for a median); by counting above."""

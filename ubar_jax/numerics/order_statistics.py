@@ -89,6 +89,14 @@ def sum_of_smallest(values: list[Array], count: Array) -> Array:
     return lax.platform_dependent(count, *values, cpu=on_cpu, default=default)
 
 
+def sum_of_smallest_per_row(values: Array, count: Array) -> Array:
+    """[r, K] sum of the `count` [r] smallest of the float32 values [r, K, K] of a slot."""
+    slots = values.shape[2]
+    if slots <= FUSED_SLOTS:
+        return sum_of_smallest([values[:, :, k] for k in range(slots)], count[:, None])
+    return lax.map(lambda each: selection.sum_of_smallest(each[0].T, each[1]), (values, count))
+
+
 def _median(sort: Callable, values: list[Array], chosen: Array) -> Array:
     """Fill half of the empty slots with -BIG and half with BIG, so that the median has a fixed rank."""
     if len(values) % 2:

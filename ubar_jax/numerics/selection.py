@@ -104,6 +104,13 @@ def mean_around(values: Array, chosen: Array, keep: Array, middle: Array) -> Arr
     return total / jnp.maximum(keep, 1)
 
 
+def sum_of_smallest(values: Array, count: Array) -> Array:
+    """[B] sum of the `count` smallest, at least one, of the values [K, B]."""
+    largest = of_rank(values, jnp.ones(len(values), bool), count - 1)
+    less = values < largest[None]
+    return jnp.sum(jnp.where(less, values, 0), axis=0) + (count - jnp.sum(less, axis=0)) * largest
+
+
 def near(away: Array, reach: Array, middle: Array) -> tuple[Array, Array]:
     """Whether the distance from `middle` is less than `reach`, and whether it equals it up to rounding."""
     rounding = 2 * jnp.finfo(jnp.float32).eps * (jnp.abs(middle) + reach)

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from ubar_jax.numerics import linalg
+from ubar_jax.numerics.order_statistics import sum_of_smallest_per_row
 from ubar_jax.parts.aggregation.base import rules
 from ubar_jax.parts.aggregation.counts import clipped, krum_limit, tolerated
 from ubar_jax.registry import Number
@@ -21,15 +22,12 @@ def krum_order(inbox: Inbox, n_hat: Array) -> Array:
     x_j to the other neighbours. The paper prints "+ 2"; Krum's original definition has - 2.
     """
     left = jnp.sum(inbox.graph.mask, axis=1)
-    terms = jnp.maximum(left - n_hat - 2, 1)[:, None, None]
-    nearest = jnp.sort(linalg.slot_distances(inbox), axis=2)
-    counted = jnp.arange(nearest.shape[2])[None, None] < terms
-    return linalg.ranks(_scores(inbox.graph.mask, nearest, counted))
+    scores = sum_of_smallest_per_row(linalg.slot_distances(inbox), jnp.maximum(left - n_hat - 2, 1))
+    return linalg.ranks(_of_free(inbox.graph.mask, scores))
 
 
-def _scores(free: Array, nearest: Array, counted: Array) -> Array:
-    """[r, K] sum of the counted entries; +inf for slots that are not free."""
-    scores = jnp.sum(jnp.where(counted, nearest, 0), axis=2)
+def _of_free(free: Array, scores: Array) -> Array:
+    """[r, K] the scores; +inf for slots that are not free."""
     return jnp.where(free, jnp.minimum(scores, linalg.BIG), jnp.inf)
 
 
@@ -47,7 +45,8 @@ def recursive_krum(inbox: Inbox, n_hat: Array) -> Array:
         free, there = state
         terms = jnp.maximum(jnp.sum(free, axis=1) - n_hat - 2, 1)[:, None, None]
         counted = there & (jnp.cumsum(there, axis=2) <= terms)
-        best = jnp.argmin(_scores(free, nearest, counted), axis=1)
+        scores = jnp.sum(jnp.where(counted, nearest, 0), axis=2)
+        best = jnp.argmin(_of_free(free, scores), axis=1)
         best = jnp.where(step < wanted, best, -1)
         free &= jnp.arange(free.shape[1])[None, :] != best[:, None]
         return free, there & (order != best[:, None, None])
