@@ -237,6 +237,12 @@ def test_several_folders_are_read_as_one(runs, tmp_path):
     assert not list(first.glob("*.png")) and not list(second.glob("*.png"))
 
 
+def test_heat_maps_of_few_rules_have_room_for_the_words_beside_the_colour_bar():
+    for seeds, least in (([0], 2.6), ([0, 1], 3.9)):
+        runs = make_runs(rule=["ubar"], attack=["bit_flip"], byzantine_ratio=[0.25, 0.4], seed=seeds)
+        assert plot.heat_map(runs, "byzantine_ratio").get_size_inches()[1] >= least
+
+
 def test_arguments_that_differ_are_told_even_if_they_have_their_default():
     stds = ["gaussian(std=1.0)", "gaussian(std=30.0)", "bit_flip"]
     assert [grouping.short("attack", value, stds) for value in stds] == [

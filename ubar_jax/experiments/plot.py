@@ -85,11 +85,7 @@ def worst_accuracy(
     continue below, then in another figure. `names` are the rules of all figures, without floor and ceiling,
     so that a rule has the same colour everywhere. `unit` is epoch or round; by default epoch if known.
     """
-    lines, steps, unit = (
-        settings(runs, rows),
-        settings(runs, columns),
-        unit or time_unit(runs),
-    )
+    lines, steps, unit = settings(runs, rows), settings(runs, columns), unit or time_unit(runs)
     strips_per_row = -(-len(steps) // COLUMNS)
     width = -(-len(steps) // strips_per_row)  # so that rows of panels have about equal length
     strips = [(line, steps[i : i + width]) for i in range(0, len(steps), width) for line in lines]
@@ -156,10 +152,7 @@ def final_worst(runs: Sequence[Run], columns: str, over_seeds: Callable = np.mea
 
     The ceiling is the first row and the floor the last.
     """
-    rules = sorted(
-        settings(runs, "rule"),
-        key=lambda rule: BOUNDS[rule].place if rule in BOUNDS else 0,
-    )
+    rules = sorted(settings(runs, "rule"), key=lambda rule: BOUNDS[rule].place if rule in BOUNDS else 0)
     across = pd.Index(settings(runs, columns), name=columns)
     table = pd.DataFrame(index=pd.Index(rules, name="rule"), columns=across)
     for labels, group in split(runs, ["rule", columns]):
@@ -253,11 +246,7 @@ def all_figures(
     for labels, group in split(runs, [name for name in varied if name not in (rows, columns)]):
         pages = worst_accuracy(group, rows, columns, names, words(labels))
         for number, figure in enumerate(pages, 1):
-            yield (
-                file_name("worst_accuracy", labels) + (f"_page{number}" if number > 1 else ""),
-                figure,
-                None,
-            )
+            yield file_name("worst_accuracy", labels) + (f"_page{number}" if number > 1 else ""), figure, None
     for labels, group in split(runs, [name for name in varied if name != columns]):
         if len(varying(group, ("rule", columns))) == 2:
             figure = heat_map(group, columns, words(labels))
