@@ -15,7 +15,7 @@ from ubar_jax import Config, ConfigError, attacks, rules, simulate
 from ubar_jax.config import LATER, canonical
 from ubar_jax.engine.compilation import initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.round import draw, make_round, ravel
+from ubar_jax.engine.round import draw, make_round, ravel, to_rows
 from ubar_jax.engine.simulation import first_snapshot, run
 from ubar_jax.registry import load_plugin
 from ubar_jax.sweeps import checkpoints
@@ -138,15 +138,16 @@ def test_attackers_know_order_judge_and_memory(settings):
         program = experiment.program
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
-        params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
-        state = state._replace(params=params)
+        models, _ = ravel(state.params)
+        models += rng.normal(size=models.shape).astype(np.float32)
+        state = to_rows(state)._replace(params=models)
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
         drawn = jax.tree.map(lambda a: a[0], draw(program.drawing, *experiment.drawn_from, state.key, 0))
         new, _ = make_round(program)(state, drawn, data, graph, experiment.knobs, np.int32(6))
     finally:
         del attacks.parts["probe"]
     [(sent_by_honest, mixed, _)] = expected
-    before, after = (np.asarray(ravel(s.params)[0]) for s in (state, new))
+    before, after = (np.asarray(s.params) for s in (state, new))
     if program.order == "then":
         assert not np.allclose(sent_by_honest, before)  # they send their models after the step
         np.testing.assert_array_equal(after, mixed)

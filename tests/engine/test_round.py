@@ -12,7 +12,7 @@ from conftest import slowly
 from ubar_jax import Config, simulate
 from ubar_jax.engine.compilation import compiled_chunk, initial_state
 from ubar_jax.engine.preparation import prepare
-from ubar_jax.engine.round import JUDGING, batches, draw, make_round, normalise, ravel
+from ubar_jax.engine.round import JUDGING, batches, draw, make_round, normalise, ravel, to_rows
 from ubar_jax.parts.aggregation import aggregate, first_memory, rules
 from ubar_jax.parts.byzantine import attacks
 from ubar_jax.testing import Node, counts_of, inbox_of, random_case, start_of
@@ -216,15 +216,16 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
         step = make_round(program)
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
-        params = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
+        models, _ = ravel(state.params)
+        models += rng.normal(size=models.shape).astype(np.float32)
         index = batches(experiment.drawn_from.train, state.key, 0, 1, program.batch)[0]
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
-        state = state._replace(params=params)
+        state = to_rows(state)._replace(params=models)
         new, seen = step(state, Drawn(index), data, graph, experiment.knobs, np.int32(1))
     finally:
         del attacks.parts["probe"]
     [(mixed, info)] = expected
-    np.testing.assert_array_equal(ravel(new.params)[0], mixed)
+    np.testing.assert_array_equal(new.params, mixed)
     np.testing.assert_array_equal(seen.accepted, info["selected"])
 
 

@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
 
 from ubar_jax.engine import devices, evaluation
 from ubar_jax.engine.program import Drawing, Learner, Program, task_of
-from ubar_jax.engine.round import REMEMBERING, draw, make_round, ravel
+from ubar_jax.engine.round import REMEMBERING, draw, make_chunk, ravel
 from ubar_jax.files import cache_dir
 from ubar_jax.numerics import nn
 from ubar_jax.parts import aggregation, byzantine
 from ubar_jax.registry import NoTraits, Spec
-from ubar_jax.types import Data, Drawn, Graph, Knobs, RoundState, Start
+from ubar_jax.types import Data, Graph, Knobs, RoundState, Start
 
 DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
 
@@ -184,23 +183,7 @@ def _trace_draw(how: Drawing, width: int) -> jax.stages.Traced:
 
 def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     """Traces a chunk (one dispatch): `scan` over `program.chunk` rounds of `width` runs side by side."""
-    step = make_round(program)
-
-    def chunk(state: RoundState, drawn: Drawn, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
-        """Runs until `program.chunk` more rounds, or `rounds` in all, are done."""
-
-        def body(state, now):
-            def go(state):
-                return step(state, now, data, graph, knobs, rounds)
-
-            if not program.ragged:
-                return go(state)
-            blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
-            return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
-
-        state, seen = lax.scan(body, state, drawn)
-        return state, seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
-
+    chunk = make_chunk(program)
     if width > 1:
         chunk = jax.vmap(chunk, in_axes=(0, 0, None, 0, 0, None))
     state, data, graph, knobs = _shapes(program, width)

@@ -33,39 +33,48 @@ def make_round(program: Program) -> Callable:
     """Returns `step(state, drawn, data, graph, knobs, rounds) -> (state, Metrics)`; `rounds`: of the run.
 
     The r nodes that train are the benign ones, and also the Byzantine ones if the attack needs their
-    models. The state is a stacked pytree, messages are a matrix [n, d]; models are converted once per round.
+    models. Models and messages are matrices; the state is that of `to_rows`.
     """
     task, optimizer = task_of(program.learner), program.optimizer()
+    unravel = unraveller(task)
     rule, attack, schedule = program.rule, program.attack, program.schedule
     benign, byzantine, pairs = program.benign, program.byzantine, program.pairs
-    train = make_training(task, optimizer, program.local_steps)
 
     def step(state: RoundState, drawn: Drawn, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
         key, trained = jax.random.fold_in(state.key, state.t), len(drawn.train)
-        own, unravel = ravel(state.params)
 
-        def examples(index: Array) -> tuple[Array, Array]:
-            x, y = normalise(data, data.x[index]), data.y[index]
+        def loss_of_params(params: Any, index: Array, y: Array) -> Array:
+            """Images are read node by node: those of all nodes would not fit the cache."""
+            return task.loss(params, normalise(data, data.x[index]), y)
+
+        def loss_at(model: Array, index: Array, y: Array) -> Array:
+            return loss_of_params(unravel(model), index, y)
+
+        def labelled(index: Array) -> tuple[Array, Array]:
+            y = data.y[index]
             if poison := attack.traits.poison:
                 told = poison(y[benign:], program.learner.classes, state.t, **attack.of(poison))
                 y = y.at[benign:].set(told)
-            return x, y
+            return index, y
 
         # Every node draws a batch and takes the gradient at its own model, before mixing.
-        batch = examples(drawn.train)
+        train = make_training(loss_of_params, unravel, optimizer, program.local_steps)
+        batch, models = labelled(drawn.train), state.params
         rate = knobs.learning_rate * schedule(state.t // knobs.rounds_per_epoch)
-        loss, first_loss, update, opt_state = train(state.params, state.opt_state, *batch, rate)
+        losses, update, opt_state = train(models, state.opt_state, *nn.mine(batch), rate)
         if program.order == "then":
-            own = own + update
+            models = models + update
+        own, updates, (loss, first_loss) = nn.whole((models, update, losses), trained)
 
         # On which examples the rule takes losses, and the loss of own model on them.
-        judge = first_batch(batch, program.batch) if drawn.judge is None else examples(drawn.judge)
+        judge = labelled(drawn.train[:, : program.batch] if drawn.judge is None else drawn.judge)
         own_loss = first_loss
         if program.order == "then" or drawn.judge is not None:
-            own_loss = nn.each(task.loss, jax.vmap(unravel)(own), *judge)
+            own_loss = nn.each(loss_at, own, *judge)
 
         def gradient():
-            return ravel(nn.each(jax.grad(task.loss), jax.vmap(unravel)(own), *judge))[0]
+            found = nn.each(lambda model, *b: jax.grad(loss_of_params)(unravel(model), *b), own, *judge)
+            return ravel(found)[0]
 
         # Every node broadcasts its model; the attack provides the Byzantine rows.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
@@ -75,7 +84,7 @@ def make_round(program: Program) -> Callable:
             def loss_of(receiver, row):
                 if not pairs:
                     raise ConfigError(f"{rule} asks for losses: register it with pairs=, how many it takes")
-                return losses_on(task, unravel, sent, judge, receiver, row, known)
+                return losses_on(loss_at, sent, judge, receiver, row, known)
 
             rows = heard.neighbours
             if since is not None:  # the last n_b rows: what the attackers send to each benign receiver
@@ -93,7 +102,7 @@ def make_round(program: Program) -> Callable:
                 loss_of=loss_of,
                 pairs=pairs,
                 gradient=gradient,
-                update=update,
+                update=updates,
                 learning_rate=rate,
                 rounds=rounds,
                 classes=program.learner.classes,
@@ -105,10 +114,10 @@ def make_round(program: Program) -> Callable:
         if byzantine:
             # An attack may try many messages on the rule: evaluate the honest messages only once.
             slots = Graph(*(a[:, : program.benign_slots] for a in heard))
-            known = honest_losses(task, unravel, sent, judge, slots) if pairs else None
+            known = honest_losses(loss_at, sent, judge, slots) if pairs else None
             view = View(
                 own=own,
-                update=update,
+                update=updates,
                 graph=without_lost(graph, own[:benign], rule),
                 benign=benign,
                 byzantine=byzantine,
@@ -121,52 +130,86 @@ def make_round(program: Program) -> Callable:
 
         # General Update Function: alpha x_i + (1 - alpha) R - lambda grad l(x_i).
         mixed, info, rule_memory = mix(sent)
-        alpha = knobs.alpha[:, None]
-        new = alpha * own + (1 - alpha) * mixed
+        alpha = nn.mine(knobs.alpha)[:, None]
+        new = alpha * models + (1 - alpha) * nn.mine(mixed)
         if program.order == "while":
             new = new + update
-        params = jax.vmap(unravel)(new)
-        state = RoundState(params, opt_state, state.t + 1, state.key, rule_memory, attack_memory)
-        return state, observe(info, loss, new, heard, benign)
+        finite = nn.whole(jnp.all(jnp.isfinite(new), axis=1), trained)
+        state = RoundState(new, opt_state, state.t + 1, state.key, rule_memory, attack_memory)
+        return state, observe(info, loss, finite, heard, benign)
 
     return step
 
 
-def make_training(task: Task, optimizer: "optax.GradientTransformation", steps: int) -> Callable:
-    """Returns `train(params, opt_state, x, y, rate) -> (loss [r], first loss [r], update [r, d], opt_state)`.
+def make_chunk(program: Program) -> Callable:
+    """Returns `chunk(state, drawn, data, graph, knobs, rounds) -> (state, Metrics)`: the rounds drawn.
 
-    L = `steps` steps of SGD per node, on L batches of equal size, x [r, L b, ...]. The update is the sum of
-    the steps; the loss is their mean, each taken before the step; the first loss is that at `params`.
+    No more than `rounds` in all if the program is `ragged`. Metrics have the rounds in front; what was
+    accepted is added up.
+    """
+    step = make_round(program)
+
+    def chunk(state: RoundState, drawn: Drawn, data: Data, graph: Graph, knobs: Knobs, rounds: Array):
+        def body(state, now):
+            def go(state):
+                return step(state, now, data, graph, knobs, rounds)
+
+            if not program.ragged:
+                return go(state)
+            blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(go, state)[1])
+            return lax.cond(state.t < rounds, go, lambda state: (state, blank), state)
+
+        state, seen = lax.scan(body, to_rows(state), drawn)
+        return from_rows(state, program), seen._replace(accepted=jnp.sum(seen.accepted, axis=0))
+
+    return chunk
+
+
+def to_rows(state: RoundState) -> RoundState:
+    """The state during a chunk: models as a matrix, of which every device has the rows of its nodes."""
+    models, opt_state = nn.mine((ravel(state.params)[0], state.opt_state))
+    return state._replace(params=models, opt_state=opt_state)
+
+
+def from_rows(state: RoundState, program: Program) -> RoundState:
+    """The state between chunks: models as a stacked pytree, all on every device."""
+    models, opt_state = nn.whole((state.params, state.opt_state), program.trained)
+    return state._replace(params=jax.vmap(unraveller(task_of(program.learner)))(models), opt_state=opt_state)
+
+
+def make_training(
+    loss: Callable, unravel: Callable, optimizer: "optax.GradientTransformation", steps: int
+) -> Callable:
+    """Returns `train(models, opt_state, index, y, rate) -> ((loss, first loss), update, opt_state)`.
+
+    For any rows of models [r, d]. L = `steps` steps of SGD per node, on L batches of equal size, index
+    [r, L b]. The update [r, d] is the sum of the steps; the loss [r] is their mean, each taken before the
+    step; the first loss is that at `models`.
     """
 
-    def one(params, opt_state, x, y, rate):
-        loss, gradient = nn.each(jax.value_and_grad(task.loss), params, x, y)
-        direction, opt_state = jax.vmap(optimizer.update)(gradient, opt_state, params)
-        return loss, -rate * ravel(direction)[0], opt_state
+    def one(models, opt_state, index, y, rate):
+        def gradient(model, *batch):  # a pytree: to make it a row inside the loop is slow
+            return jax.value_and_grad(loss)(unravel(model), *batch)
 
-    def several(params, opt_state, x, y, rate):
-        own, unravel = ravel(params)
+        found, gradients = nn.in_turn(gradient, models, index, y)
+        direction, opt_state = jax.vmap(optimizer.update)(gradients, opt_state, jax.vmap(unravel)(models))
+        return found, -rate * ravel(direction)[0], opt_state
 
+    def several(models, opt_state, index, y, rate):
         def body(carry, batch):
-            (total, opt_state), (x, y) = carry, batch
-            loss, update, opt_state = one(jax.vmap(unravel)(own + total), opt_state, x, y, rate)
-            return (total + update, opt_state), loss
+            total, opt_state = carry
+            found, update, opt_state = one(models + total, opt_state, *batch, rate)
+            return (total + update, opt_state), found
 
-        batches = tuple(jnp.moveaxis(a.reshape(len(a), steps, -1, *a.shape[2:]), 1, 0) for a in (x, y))
-        (total, opt_state), losses = lax.scan(body, (jnp.zeros_like(own), opt_state), batches)
-        return jnp.mean(losses, axis=0), losses[0], total, opt_state
+        batches = tuple(jnp.moveaxis(a.reshape(len(a), steps, -1), 1, 0) for a in (index, y))
+        (total, opt_state), losses = lax.scan(body, (jnp.zeros_like(models), opt_state), batches)
+        return (jnp.mean(losses, axis=0), losses[0]), total, opt_state
 
-    def once(params, opt_state, x, y, rate):
-        loss, update, opt_state = one(params, opt_state, x, y, rate)
-        return loss, loss, update, opt_state
+    def once(models, opt_state, index, y, rate):
+        found, update, opt_state = one(models, opt_state, index, y, rate)
+        return (found, found), update, opt_state
 
     return once if steps == 1 else several
-
-
-def first_batch(batch: tuple[Array, Array], size: int) -> tuple[Array, Array]:
-    """The first of the batches that a node trains on in a round."""
-    x, y = batch
-    return batch if y.shape[1] == size else (x[:, :size], y[:, :size])
 
 
 def without_lost(graph: Graph, honest: Array, rule: Rule) -> Graph:
@@ -182,23 +225,17 @@ def without_lost(graph: Graph, honest: Array, rule: Rule) -> Graph:
 
 
 def losses_on(
-    task: Task,
-    unravel: Callable,
-    sent: Array,
-    batch: tuple,
-    receiver: Array,
-    row: Array,
-    known: Array | None = None,
+    loss_at: Callable, sent: Array, batch: tuple, receiver: Array, row: Array, known: Array | None = None
 ) -> Array:
-    """[P] loss of message `row` [P] on the batch of `receiver` [P]; receiver r is padding.
+    """[P] loss of message `row` [P] on the batch of `receiver` [P], as `loss_at(model [d], *its batch)`.
 
-    `known` [r, k] are the losses of the first k messages, if computed before.
+    Receiver r is padding. `known` [r, k] are the losses of the first k messages, if computed before.
     """
     receivers, first = len(batch[0]), 0 if known is None else known.shape[1]
 
     def one(i, j):
         def loss():
-            return task.loss(unravel(sent[j]), *(leaf[i] for leaf in batch))
+            return loss_at(sent[j], *(leaf[i] for leaf in batch))
 
         return lax.cond((i < receivers) & (j >= first), loss, lambda: jnp.inf)  # padding is not computed
 
@@ -206,12 +243,12 @@ def losses_on(
     return losses if known is None else jnp.where(row < first, known[receiver, row], losses)
 
 
-def honest_losses(task: Task, unravel: Callable, sent: Array, batch: tuple, graph: Graph) -> Array:
+def honest_losses(loss_at: Callable, sent: Array, batch: tuple, graph: Graph) -> Array:
     """[r, n_b] loss of every honest neighbour's message on the receiver's batch; unspecified elsewhere."""
     receivers, honest = len(graph.mask), graph.mask & (graph.neighbours < len(sent))
     receiver = jnp.where(honest, jnp.arange(receivers)[:, None], receivers)
     row = jnp.where(honest, graph.neighbours, 0)
-    losses = losses_on(task, unravel, sent, batch, receiver.ravel(), row.ravel())
+    losses = losses_on(loss_at, sent, batch, receiver.ravel(), row.ravel())
     known = jnp.zeros((receivers, len(sent))).at[receiver.ravel(), row.ravel()]
     return known.set(losses, mode="drop")
 
@@ -224,13 +261,19 @@ def ravel(params) -> tuple[Array, Callable]:
     return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1), unravel
 
 
+def unraveller(task: Task) -> Callable:
+    """The function from one row [d] to one node's pytree."""
+    one = jax.eval_shape(task.init, jax.random.key(0))
+    return ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one))[1]
+
+
 def normalise(data: Data, x: Array) -> Array:
     """uint8 images -> float32, scaled so that the training set has mean 0 and deviation 1 per channel."""
     mean, std = (v.reshape((1,) * (x.ndim - 1) + (-1,)) for v in (data.mean, data.std))
     return (x.astype(jnp.float32) - mean) / std
 
 
-def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> Metrics:
+def observe(info: dict, loss: Array, finite: Array, graph: Graph, benign: int) -> Metrics:
     """The metrics of a round, over the benign receivers only."""
     byzantine = graph.neighbours[:benign] >= benign
 
@@ -248,7 +291,7 @@ def observe(info: dict, loss: Array, new: Array, graph: Graph, benign: int) -> M
     none = jnp.zeros_like(graph.mask)
     return Metrics(
         loss=jnp.mean(loss[:benign]),
-        finite=jnp.all(jnp.isfinite(new[:benign]), axis=1),
+        finite=finite[:benign],
         byzantine_candidates=jnp.asarray(share("candidates"), jnp.float32),
         byzantine_selected=jnp.asarray(share("selected"), jnp.float32),
         accepted=info.get("selected", none)[:benign],

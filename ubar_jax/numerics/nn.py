@@ -23,7 +23,7 @@ _devices: contextvars.ContextVar[int] = contextvars.ContextVar("devices", defaul
 
 
 def over(mesh: Mesh | None, f: Callable) -> Callable:
-    """f, run by every device of the mesh on the same arguments; only what `split` gets is divided.
+    """f, run by every device of the mesh on the same arguments; only what `mine` returns is divided.
 
     So its results have the same bits on any number of devices. None: one device.
     """
@@ -41,24 +41,41 @@ def over(mesh: Mesh | None, f: Callable) -> Callable:
     return jax.shard_map(traced, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 
 
-def split(f: Callable, *stacked):
-    """f(*stacked), every device computing some of the rows; f must treat rows independently of each other.
+def mine(stacked):
+    """The rows of every leaf that this device computes; `whole` puts those of all devices together again.
 
-    Where the devices do not divide the rows, some are computed twice.
+    Where the devices do not divide the rows, some belong to two of them.
     """
     devices = _devices.get()
+    if devices == 1 or not jax.tree.leaves(stacked):
+        return stacked
+    share, start = _shares(len(jax.tree.leaves(stacked)[0]), devices)
+    at = jnp.asarray(start)[lax.axis_index(NODES)]
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, share), stacked)
+
+
+def whole(tree, count: int):
+    """All `count` rows of every leaf, of which this device has `mine`."""
+    devices = _devices.get()
     if devices == 1:
-        return f(*stacked)
-    count = len(jax.tree.leaves(stacked)[0])
-    share = -(-count // devices)
-    start = np.minimum(np.arange(devices) * share, count - share)  # of every device
-    mine = jnp.asarray(start)[lax.axis_index(NODES)]
-    found = f(*jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, mine, share), stacked))
-    found = jax.tree.map(lambda leaf: lax.all_gather(leaf, NODES, tiled=True), found)
+        return tree
+    share, start = _shares(count, devices)
+    tree = jax.tree.map(lambda leaf: lax.all_gather(leaf, NODES, tiled=True), tree)
     if count == share * devices:
-        return found
+        return tree
     _, first = np.unique((start[:, None] + np.arange(share)).ravel(), return_index=True)
-    return jax.tree.map(lambda leaf: leaf[first], found)
+    return jax.tree.map(lambda leaf: leaf[first], tree)
+
+
+def _shares(count: int, devices: int) -> tuple[int, np.ndarray]:
+    """(rows per device, the first row of every device)."""
+    share = -(-count // devices)
+    return share, np.minimum(np.arange(devices) * share, count - share)
+
+
+def split(f: Callable, *stacked):
+    """f(*stacked), every device computing some of the rows; f must treat rows independently of each other."""
+    return whole(f(*mine(stacked)), len(jax.tree.leaves(stacked)[0]))
 
 
 def split_sum(part: Callable, count: int, first):

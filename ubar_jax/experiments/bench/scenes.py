@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ubar_jax.engine.program import Learner, Program
-from ubar_jax.engine.round import losses_on, make_round, normalise, ravel
+from ubar_jax.engine.round import losses_on, make_chunk, make_training, normalise, ravel
 from ubar_jax.numerics import nn
 from ubar_jax.parts import topology
 from ubar_jax.parts.aggregation import (
@@ -119,13 +119,18 @@ def training(scene: Scene) -> Work:
 
 
 def several_steps(scene: Scene) -> Work:
-    """ROUNDS steps of SGD in one program."""
-    gradient, arguments = training(scene)
+    """ROUNDS steps of SGD in one program, as in a chunk."""
+    train = make_training(scene.task.loss, scene.unravel, optimizers.parse("sgd")(), 1)
 
-    def step(params, batch):
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradient(params, batch)[1])
+    def steps(own, batch):
+        models, batch = nn.mine((own, batch))
 
-    return lambda params, batch: jax.lax.fori_loop(0, ROUNDS, lambda _, p: step(p, batch), params), arguments
+        def step(_, models):
+            return models + train(models, (), *batch, RATE)[1]
+
+        return nn.whole(jax.lax.fori_loop(0, ROUNDS, step, models), len(own))
+
+    return steps, (scene.own, scene.batch)
 
 
 def one_aggregation(scene: Scene, name: str) -> Work:
@@ -171,22 +176,18 @@ def whole_round(scene: Scene, name: str) -> Work:
         ragged=False,
         order=rules.parse(name).traits.orders[0],
     )
-    step = make_round(program)
     params = jax.vmap(scene.unravel)(scene.own)
     memory = first_memory(program.rule, start_of(scene.own, scene.graph))
     state = RoundState(params, (), jnp.zeros((), jnp.int32), jax.random.key(0), memory)
     knobs = Knobs(np.float32(RATE), alpha, count, np.int32(1), {})
-    return step, (state, Drawn(scene.shards), scene.data, scene.graph, knobs, np.int32(ROUNDS))
+    drawn = Drawn(scene.shards[None])
+    return make_chunk(program), (state, drawn, scene.data, scene.graph, knobs, np.int32(ROUNDS))
 
 
 def several_rounds(scene: Scene, name: str) -> Work:
     """ROUNDS whole rounds in one program."""
-    step, (state, drawn, *rest) = whole_round(scene, name)
-
-    def play(state, drawn, *rest):
-        return jax.lax.scan(lambda state, drawn: step(state, drawn, *rest), state, drawn)
-
-    return play, (state, jax.tree.map(lambda index: jnp.stack([index] * ROUNDS), drawn), *rest)
+    chunk, (state, drawn, *rest) = whole_round(scene, name)
+    return chunk, (state, Drawn(jnp.repeat(drawn.train, ROUNDS, axis=0)), *rest)
 
 
 def knobs_of(scene: Scene, name: str, benign: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -216,6 +217,9 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
         rule, own = rules.parse(name), own[:benign]
         mine = tuple(leaf[:benign] for leaf in batch)
 
+        def loss_at(model, *batch):
+            return scene.task.loss(scene.unravel(model), *batch)
+
         def gradient():
             models = jax.vmap(scene.unravel)(own)
             return ravel(nn.each(jax.grad(scene.task.loss), models, *mine))[0]
@@ -229,7 +233,7 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
             t=jnp.zeros((), jnp.int32),
             rounds=jnp.asarray(ROUNDS),
             own_loss=own_loss[:benign],
-            loss_of=functools.partial(losses_on, scene.task, scene.unravel, sent, mine),
+            loss_of=functools.partial(losses_on, loss_at, sent, mine),
             pairs=pairs,
             gradient=gradient,
             update=-RATE * own,
