@@ -197,8 +197,8 @@ def make_training(
 
     def several(models, opt_state, index, y, rate):
         def body(carry, batch):
-            total, opt_state = carry
-            found, update, opt_state = one(models + total, opt_state, *batch, rate)
+            (total, opt_state), (index, y) = carry, batch
+            found, update, opt_state = one(models + total, opt_state, index, y, rate)
             return (total + update, opt_state), found
 
         batches = tuple(jnp.moveaxis(a.reshape(len(a), steps, -1), 1, 0) for a in (index, y))
