@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 pytestmark = pytest.mark.medium
 
-programs = scenes.load_torch(Path(__file__).parents[2] / "benchmarks")
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+programs = scenes.load_torch(FOLDER)
 serial, tuned = programs["loop"], programs["tuned"]
 PARAMETERS = {"mlp": 79_510, "lenet": 61_706, "cnn": 977_866}
 
@@ -218,9 +219,24 @@ def test_shares_are_of_what_was_measured(monkeypatch, capsys):
     assert table["ubar"]["ratio"] == {"loop": 2, "tuned": 1.5}
     assert table["ubar"]["target"] == {"loop": 1.3, "tuned": 1.38}
     assert "mlp, d = 79,510" in capsys.readouterr().out
-    row = tables.wall_tables(["mlp"], ["dkrum"], 1, programs, devices=1)["mlp"]["dkrum"]
-    assert row["seconds"] == {"ubar_jax": 0.5, "1 device": 1.0, "loop": 3.0, "tuned": 3.0}
-    assert row["ratio"]["tuned"] == 6 and row["target"] == {"tuned": 1.0}
+
+
+def test_every_column_of_wall_seconds_has_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(tables, "limits", lambda *_: {"peak_gflops": 1.0, "bandwidth_gbs": 1.0})
+    monkeypatch.setattr(tables, "NODES", 6)
+    monkeypatch.setattr(tables, "BATCH", 8)
+    told = {"ubar_jax": {"dkrum": 0.5}, "1 device": {"dkrum": 1.0}, "loop": {"dkrum": 3.0}, "tuned": {}}
+    monkeypatch.setattr(tables, "_alone", lambda model, column, *_: told[column])
+    row = tables.wall_tables(["mlp"], ["dkrum"], 1, programs, "benchmarks")["mlp"]["dkrum"]
+    assert row["seconds"] == {"ubar_jax": 0.5, "1 device": 1.0, "loop": 3.0}
+    assert row["ratio"] == {"loop": 6} and row["target"] == {}
+
+
+def test_a_column_is_timed_in_another_process():
+    for column in ("1 device", "tuned"):
+        found = tables._alone("mlp", column, ["dkrum", "ios"], 1, str(FOLDER))
+        assert found.keys() == ({"dkrum", "ios"} if column == "1 device" else {"dkrum"})
+        assert all(0 < spent < 60 for spent in found.values())
 
 
 def test_the_command_writes_a_section(tmp_path):

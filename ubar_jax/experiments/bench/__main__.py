@@ -1,9 +1,9 @@
 """`python -m ubar_jax.experiments.bench [SECTION ...]`; default: all sections.
 
-wall: wall seconds on all cores, in a separate process: training, the paper's rules and whole rounds, ours
-over one and over all devices, several steps in one program as in a run. All other sections use CPU seconds on
-one core. peak: matrix products and copies. training: one step of all nodes, per model. mlp, lenet, cnn: one
-aggregation per rule. rounds: whole rounds. attacks, growth, sweep, compile.
+wall: wall seconds on all cores, every column in a process of its own: training, the paper's rules and whole
+rounds, ours over one and over all devices, several steps in one program as in a run. All other sections use
+CPU seconds on one core. peak: matrix products and copies. training: one step of all nodes, per model. mlp,
+lenet, cnn: one aggregation per rule. rounds: whole rounds. attacks, growth, sweep, compile.
 The sections before attacks compare with two torch programs in the folder benchmarks, which need the benchmark
 extra: a plain loop over nodes (serial_torch.py) and a tuned one (tuned_torch.py). Every section writes its
 JSON, and its figure if it has one, when it is done.
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
             if about["load_before"] > 0.5:
                 print("wall seconds need an idle machine: threads that share a core wait for each other")
             rows = (TRAINING, *PAPER, *ROWS["rounds"])
-            found = wall_tables(MODELS, rows, repeats, programs, about["devices"])
+            found = wall_tables(MODELS, rows, repeats, programs, flags.FLAGS.torch)
             about["limits"] = limits(repeats, time.perf_counter, torch)
             figures.draw_tables(found, "wall seconds", folder / "wall")
         elif section == "growth":

@@ -1,5 +1,9 @@
 """The paper's time table: training and every rule, compared with the torch programs and our targets."""
 
+import functools
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -15,7 +19,6 @@ from ubar_jax.experiments.bench.scenes import (
     TRAINING,
     Scene,
     ours,
-    ours_in_a_run,
 )
 
 # Lowest acceptable ratios, seconds of the torch program / ours: on one core, and in wall seconds on all.
@@ -53,33 +56,49 @@ def time_tables(
 ) -> dict[str, Table]:
     """CPU seconds per row on one core: ours and those of the torch programs, with ratios and targets."""
 
-    def mine(scene: Scene, row: str) -> dict[str, Callable]:
-        return {OURS: ready(*ours(scene, row))}
+    def taken(scene: Scene, row: str) -> dict[str, float]:
+        work: dict[str, Callable] = {OURS: ready(*ours(scene, row))}
+        for name, program in programs.items():
+            if theirs := scenes.in_torch(scene, row, program):
+                work[name] = theirs
+        found = dict(zip(work, seconds(list(work.values()), repeats), strict=True))
+        return found | {OURS: found[OURS] / (ROUNDS if row.startswith(ROUND) else 1)}
 
-    def steps(row: str) -> int:
-        return ROUNDS if row.startswith(ROUND) else 1
-
-    columns = (OURS, *programs)
-    return _tables(models, rows, repeats, programs, mine, steps, columns, ONE_CORE, time.process_time)
+    best = limits(repeats, time.process_time, torch_of(programs))
+    return _tables(models, rows, taken, (OURS, *programs), ONE_CORE, best, "CPU")
 
 
 def wall_tables(
-    models: Iterable[str], rows: Sequence[str], repeats: int, programs: dict[str, ModuleType], devices: int
+    models: Iterable[str], rows: Sequence[str], repeats: int, programs: dict[str, ModuleType], folder: str
 ) -> dict[str, Table]:
-    """Wall seconds per row on all cores: ours over all devices and on one, several steps in one program."""
+    """Wall seconds per row on all cores: ours over all devices and on one, several steps in one program.
 
-    def mine(scene: Scene, row: str) -> dict[str, Callable]:
-        work = ours_in_a_run(scene, row)
-        return {OURS: ready(*work, devices), ALONE: ready(*work)}
-
+    Every column is timed in a process of its own: threads that wait actively for their next work take the
+    core of whoever runs next. `folder`: where the torch programs are.
+    """
     columns = (OURS, ALONE, *programs)
-    return _tables(models, rows, repeats, programs, mine, lambda _: ROUNDS, columns, WALL, time.perf_counter)
+
+    @functools.cache
+    def timed(model: str) -> dict[str, dict[str, float]]:
+        return {column: _alone(model, column, rows, repeats, folder) for column in columns}
+
+    def taken(scene: Scene, row: str) -> dict[str, float]:
+        found = timed(scene.model)
+        return {column: found[column][row] for column in columns if row in found[column]}
+
+    best = limits(repeats, time.perf_counter, torch_of(programs))
+    return _tables(models, rows, taken, columns, WALL, best, "wall")
 
 
-def _tables(models, rows, repeats, programs, mine, steps, columns, targets, clock) -> dict[str, Table]:
-    """A table per model. mine(scene, row) -> our functions by column; steps(row): how many one call takes."""
-    best = limits(repeats, clock, torch_of(programs))
-    unit = "CPU" if clock is time.process_time else "wall"
+def _alone(model: str, column: str, rows: Sequence[str], repeats: int, folder: str) -> dict[str, float]:
+    """Wall seconds per row of one column, timed in a process of its own."""
+    words = [model, column, str(repeats), folder, *rows]
+    command = [sys.executable, "-m", "ubar_jax.experiments.bench.alone", *words]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def _tables(models, rows, taken, columns, targets, best, unit) -> dict[str, Table]:
+    """A table per model from the seconds `taken(scene, row)` by column."""
     print(f"\n{unit} seconds per round, {NODES} nodes, batch {BATCH}; share of the measured peak of", end=" ")
     print(f"{best['peak_gflops']:.0f} GFLOP/s (training)\nor of {best['bandwidth_gbs']:.0f} GB/s (rules)")
     tables: dict[str, Table] = {}
@@ -88,23 +107,17 @@ def _tables(models, rows, repeats, programs, mine, steps, columns, targets, cloc
         print("\n" + heading(f"{model}, d = {scene.own.shape[1]:,}", columns))
         tables[model] = {}
         for row in rows:
-            work = mine(scene, row)
-            own = list(work)
-            for name, program in programs.items():
-                if theirs := scenes.in_torch(scene, row, program):
-                    work[name] = theirs
-            taken = dict(zip(work, seconds(list(work.values()), repeats, clock), strict=True))
-            taken |= {name: taken[name] / steps(row) for name in own}
-            found: Row = {"seconds": taken}
-            found["ratio"] = {name: taken[name] / taken[OURS] for name in taken if name not in own}
+            found: Row = {"seconds": taken(scene, row)}
+            theirs = {name: spent for name, spent in found["seconds"].items() if name not in (OURS, ALONE)}
+            found["ratio"] = {name: spent / found["seconds"][OURS] for name, spent in theirs.items()}
             if not row.startswith(ROUND):
                 least = (
                     scenes.training_flops(scene) / (1e9 * best["peak_gflops"])
                     if row == TRAINING
                     else scenes.least_bytes(scene) / (1e9 * best["bandwidth_gbs"])
                 )
-                found["share"] = {name: least / s for name, s in taken.items()}
-            aims = {name: targets[name][model].get(row) for name in found["ratio"]}
+                found["share"] = {name: least / spent for name, spent in found["seconds"].items()}
+            aims = {name: targets[name][model].get(row) for name in theirs}
             found["target"] = {name: aim for name, aim in aims.items() if aim is not None}
             tables[model][row] = found
             print(line(row, found, columns), flush=True)
