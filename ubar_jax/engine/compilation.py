@@ -26,6 +26,10 @@ from ubar_jax.parts import aggregation, byzantine
 from ubar_jax.registry import NoTraits, Spec
 from ubar_jax.types import Data, Graph, Knobs, RoundState, Start
 
+# Vectors as wide as the processor has them. With XLA's default of 256 bits, order statistics take up to 1.7
+# times as long.
+ON_CPU: dict[str, str | bool] = {"xla_cpu_prefer_vector_width": "512"}
+
 DAMAGED = r"Error reading persistent compilation cache entry for '([^']+)'"
 
 
@@ -231,8 +235,13 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     lowered = trace().lower()
     thread = threading.get_ident()
     before = _hits()[thread]  # without hits of constants computed while tracing
-    call = lowered.compile()
+    call = compiled(lowered)
     return Compiled(call, _hits()[thread] > before)
+
+
+def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """The executable, with the options that suit the device."""
+    return lowered.compile(compiler_options=ON_CPU if jax.default_backend() == "cpu" else None)
 
 
 @functools.cache

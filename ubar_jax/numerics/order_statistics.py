@@ -3,8 +3,8 @@
 Up to FUSED_SLOTS slots are sorted by Batcher's network as K separate arrays, never stacked. XLA then fuses
 gathers, network and statistic into one loop over coordinates that works in registers and materialises
 nothing. On the CPU this requires a loop over receivers: XLA compiles a loop's body apart from the code that
-uses its result. The body grows with K log^2 K, and if all sorted values are used, XLA duplicates parts of the
-network. Denser graphs therefore count instead of sorting (`selection`), by blocks of coordinates.
+uses its result. The body grows with K log^2 K, and LLVM no longer vectorises a larger one. Denser graphs
+therefore count instead of sorting (`selection`), by blocks of coordinates.
 """
 
 import functools
@@ -19,8 +19,8 @@ from ubar_jax.numerics.linalg import BIG
 from ubar_jax.types import Inbox
 
 FUSED_SLOTS = 96  # for medians
-FUSED_ALL = 40  # for statistics that use every sorted value
-BLOCK = 2**15  # values of a block of coordinates on the CPU: its digits fit the fastest cache
+FUSED_ALL = 80  # for statistics that use every sorted value
+BLOCK = 128  # coordinates that are counted together on the CPU: the digits of 256 slots fit the fastest cache
 
 
 def coordinate_median(inbox: Inbox, chosen: Array) -> Array:
@@ -136,7 +136,7 @@ def _by_blocks(statistic: Callable, inbox: Inbox, chosen: Array, *numbers: Array
 
     Elsewhere than on the CPU a block has all coordinates. The last block overlaps the one before it.
     """
-    slots, d = inbox.rows.shape[1], inbox.sent.shape[1]
+    d = inbox.sent.shape[1]
 
     def one(size, rows, chosen, *numbers):
         def cut(array, start):
@@ -154,7 +154,7 @@ def _by_blocks(statistic: Callable, inbox: Inbox, chosen: Array, *numbers: Array
         def by(size):
             return lambda *arguments: lax.map(lambda each: one(size, *each), arguments)
 
-        return lax.platform_dependent(*arguments, cpu=by(min(d, max(128, BLOCK // slots))), default=by(d))
+        return lax.platform_dependent(*arguments, cpu=by(min(d, BLOCK)), default=by(d))
 
     return nn.split(some, inbox.rows, chosen, *numbers)
 
