@@ -9,9 +9,11 @@ matrix product over all patches, batched over models.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -150,17 +152,20 @@ def _pixels_dx(g: Array, w: Array, side: tuple[int, ...], pad: int) -> Array:
 
 
 def _pixels_dw(x: Array, g: Array, k: int, pad: int) -> tuple[Array, Array]:
-    """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: sums over output pixels."""
+    """[H, W, C, b], [H', W', O, b] -> [k, k, C, O], [O]: sums over output pixels.
+
+    The bias is summed over the batch at the end: XLA adds up along rows one value at a time.
+    """
     x, c, o = _padded(x, pad), x.shape[2], g.shape[2]
 
     def add(total, at):
         dw, dbias = total
         here = _window(g, at, 1)
-        return (dw + _window(x, at, k) @ here.T, dbias + here.sum(axis=1)), None
+        return (dw + _window(x, at, k) @ here.T, dbias + here), None
 
-    zero = (jnp.zeros((k * k * c, o), g.dtype), jnp.zeros(o, g.dtype))
+    zero = (jnp.zeros((k * k * c, o), g.dtype), jnp.zeros((o, g.shape[3]), g.dtype))
     (dw, dbias), _ = lax.scan(add, zero, _positions(*g.shape[:2]))
-    return dw.reshape(k, k, c, o), dbias
+    return dw.reshape(k, k, c, o), dbias.sum(axis=1)
 
 
 def _shifted(x: Array, k: int, pad: int) -> Array:
@@ -214,11 +219,11 @@ def _rows_dw(x: Array, g: Array, k: int, pad: int) -> tuple[Array, Array]:
     def add(total, here):
         (dw, dbias), (row, g) = total, here
         g = g.reshape(o, -1)
-        return (dw + _fields(shifted, row, k) @ g.T, dbias + g.sum(axis=1)), None
+        return (dw + _fields(shifted, row, k) @ g.T, dbias + g), None
 
-    zero = (jnp.zeros((k * c * k, o), g.dtype), jnp.zeros(o, g.dtype))
+    zero = (jnp.zeros((k * c * k, o), g.dtype), jnp.zeros((o, g.shape[2] * g.shape[3]), g.dtype))
     (dw, dbias), _ = lax.scan(add, zero, (jnp.arange(len(g)), g))
-    return dw.reshape(k, c, k, o).swapaxes(1, 2), dbias
+    return dw.reshape(k, c, k, o).swapaxes(1, 2), dbias.sum(axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -253,8 +258,8 @@ def _pool_forward(x, window, stride):
         best, where = views[0], jnp.zeros(views[0].shape, jnp.int32)  # same width as x, for SIMD
         for index, view in enumerate(views[1:], 1):
             where = jnp.where(view > best, index, where)
-            best = jnp.maximum(best, view)
-        return best, where
+            best = jnp.where(view > best, view, best)  # faster than maxima, which propagate NaN
+        return functools.reduce(jnp.maximum, views), where
 
     best, where = _over_images(pool, x)
     return best, (where, x.shape[1:3])
@@ -266,28 +271,24 @@ def _pool_backward(window, stride, saved, g):
     sizes = rows, columns = -(-height // stride), -(-width // stride)
 
     def spread(axes, where, g):
-        # Input (stride a + p, stride b + q) is entry (a, b) of phase (p, q). It is covered by windows
-        # that start up to `before` strides earlier.
+        # Input (stride a + p, stride b + q) lies at (a, p, b, q). Each window that covers it starts at most
+        # `before` strides earlier.
         edges = [(0, 0)] * g.ndim
         for axis, size in zip(axes, sizes, strict=True):
             edges[axis] = (before, size - g.shape[axis])
         where, g = jnp.pad(where, edges, constant_values=-1), jnp.pad(g, edges)
-
-        def phase(p, q):
-            total = jnp.zeros_like(_part(g, axes, (0, 0), sizes))
-            for i in range(p, window, stride):
-                for j in range(q, window, stride):
-                    starts = (before - i // stride, before - j // stride)
-                    here = _part(where, axes, starts, sizes) == i * window + j
-                    total += jnp.where(here, _part(g, axes, starts, sizes), 0)
-            return total
-
-        # Between the phases: rows behind axis H, columns behind axis W.
-        lines = [jnp.stack([phase(p, q) for q in range(stride)], axes[1] + 1) for p in range(stride)]
-        full = jnp.stack(lines, axes[0] + 1)
+        phases = [axis + place for place, axis in enumerate(axes, 1)]  # axes p and q
+        total, offset = jnp.zeros((), g.dtype), np.arange(stride)
+        for i, j in itertools.product(range(before + 1), repeat=2):
+            starts = (before - i, before - j)
+            row, column = offset[:, None] + stride * i, offset[None, :] + stride * j
+            index = np.where((row < window) & (column < window), row * window + column, -2)
+            index = np.expand_dims(index, [axis for axis in range(g.ndim + 2) if axis not in phases])
+            here, there = (jnp.expand_dims(_part(part, axes, starts, sizes), phases) for part in (where, g))
+            total += jnp.where(here == index, there, 0)
         shape = list(g.shape)
         shape[axes[0]], shape[axes[1]] = rows * stride, columns * stride
-        return _part(full.reshape(shape), axes, (0, 0), (height, width))
+        return _part(total.reshape(shape), axes, (0, 0), (height, width))
 
     return (_over_images(spread, where, g),)
 
