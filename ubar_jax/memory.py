@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ubar_jax.registry import ConfigError
 
-COPIES = 4  # of all nodes' models held at once in a round, a lower bound; measured: 5 to 6
+COPIES = 3  # of all nodes' models held at once in a round, a lower bound; measured: 3 to 6
 EDGE = 140  # bytes per edge in networkx, measured
 
 

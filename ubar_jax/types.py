@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 
 class RoundState(NamedTuple):
-    """State carried from round to round. Rows are the r nodes that train."""
+    """State between chunks of rounds; during a chunk see `round.to_rows`. Rows are the r nodes that train."""
 
     params: Any  # leaves [r, ...]
     opt_state: Any  # leaves [r, ...]

@@ -40,7 +40,7 @@ def same(one, two):
     np.testing.assert_array_equal(one.accepted, two.accepted)
 """
 EQUAL = """
-config = dataclasses.replace(BASE, rule={rule!r}, attack={attack!r})
+config = dataclasses.replace(BASE, rule={rule!r}, attack={attack!r}, **{more!r})
 [one], *others = (results_on(count, [config]) for count in (1, 2, 3))
 for [other] in others:
     same(one, other)
@@ -78,11 +78,17 @@ def in_a_process(code, cores=3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "attack"),
-    [("ubar", "alie"), ("average", "min_max"), ("dbulyan", "label_flip"), ("ios", "ipm_optimised")],
+    ("rule", "attack", "more"),
+    [
+        ("ubar", "alie", {}),
+        ("average", "min_max", {"local_steps": 2}),
+        ("dbulyan", "label_flip", {"model": "lenet", "dataset": "synthetic(examples=600, size=12)"}),
+        ("ios", "ipm_optimised", {}),
+        ("ubar", "min_max", {"order": "then", "judge": "held_out", "held_out": 0.2, "optimizer": "momentum"}),
+    ],
 )
-def test_models_have_the_same_bits_on_any_number_of_devices(rule, attack):
-    in_a_process(SPREAD + EQUAL.format(rule=rule, attack=attack))
+def test_models_have_the_same_bits_on_any_number_of_devices(rule, attack, more):
+    in_a_process(SPREAD + EQUAL.format(rule=rule, attack=attack, more=more))
 
 
 @pytest.mark.slow

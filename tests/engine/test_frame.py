@@ -37,7 +37,7 @@ BASE = Config(
 
 
 def models_of(result) -> np.ndarray:
-    return np.asarray(ravel(result.state.params)[0])
+    return np.asarray(ravel(result.state.params))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_attackers_know_order_judge_and_memory(settings):
         program = experiment.program
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
-        models, _ = ravel(state.params)
+        models = ravel(state.params)
         models += rng.normal(size=models.shape).astype(np.float32)
         state = to_rows(state)._replace(params=models)
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))

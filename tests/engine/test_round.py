@@ -56,7 +56,7 @@ def numpy_network(experiment, state, rounds):
     """The algorithm as a loop over nodes, in float64: models after `rounds` rounds."""
     config, program, data = experiment.config, experiment.program, experiment.data
     sizes = (int(np.prod(program.learner.shape)), 12, program.learner.classes)
-    models = np.asarray(ravel(state.params)[0], float)
+    models = np.asarray(ravel(state.params), float)
     start, velocity = models.copy(), np.zeros_like(models)
     train, judge = examples_of(experiment, state, rounds)
     decay, dampening = (float(dict(program.optimizer.arguments).get(k, 0)) for k in ("decay", "dampening"))
@@ -141,8 +141,8 @@ def check_twenty_rounds(rule, attack, rounds=20, tolerance=1e-4, **settings):
     state = initial_state(experiment.program, config.seed)
     expected = numpy_network(experiment, state, rounds)
     result = simulate(config)
-    got = np.asarray(ravel(result.state.params)[0])
-    assert np.linalg.norm(expected - np.asarray(ravel(state.params)[0])) > 0.1  # the models did change
+    got = np.asarray(ravel(result.state.params))
+    assert np.linalg.norm(expected - np.asarray(ravel(state.params))) > 0.1  # the models did change
     error = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert error.max() < tolerance, error
 
@@ -216,7 +216,7 @@ def test_what_an_attacker_expects_of_the_rule_is_what_happens(rule):
         step = make_round(program)
         state = initial_state(program, 0)
         rng = np.random.default_rng(0)
-        models, _ = ravel(state.params)
+        models = ravel(state.params)
         models += rng.normal(size=models.shape).astype(np.float32)
         index = batches(experiment.drawn_from.train, state.key, 0, 1, program.batch)[0]
         data, graph = (jax.tree.map(jnp.asarray, a) for a in (experiment.data, experiment.graph))
@@ -244,12 +244,12 @@ def test_average_on_a_complete_graph_is_centralised_sgd():
     experiment = prepare(config)
     data = experiment.data
     state = initial_state(experiment.program, config.seed)
-    x = np.asarray(ravel(state.params)[0], float)[0]
+    x = np.asarray(ravel(state.params), float)[0]
     shards = experiment.drawn_from.train
     together = np.asarray(batches(shards, state.key, 0, 1, 10)).ravel()  # one batch of 60
     images = np.asarray(normalise(data, data.x[together]), float)
     _, gradient = mlp_loss_and_gradient(x, images, data.y[together], (64, 100, 10))
-    got = np.asarray(ravel(simulate(config).state.params)[0]).mean(0)
+    got = np.asarray(ravel(simulate(config).state.params)).mean(0)
     assert np.linalg.norm(gradient) > 0.1
     np.testing.assert_allclose(got, x - config.learning_rate * gradient, rtol=1e-4, atol=1e-6)
 

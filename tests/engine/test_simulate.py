@@ -163,7 +163,7 @@ def test_accuracy_and_consensus_are_what_they_say():
         assert right == pytest.approx(result.final["accuracy"][i])
         loss = task.loss(params, normalise(experiment.data, digits.test_x), digits.test_y)
         assert float(loss) == pytest.approx(result.final["loss"][i], rel=1e-4)
-    models = np.asarray(ravel(result.state.params)[0])[:10]
+    models = np.asarray(ravel(result.state.params))[:10]
     spread = np.sqrt(((models - models.mean(0)) ** 2).sum(1).mean())
     assert result.curves["consensus"][-1] == pytest.approx(spread, rel=1e-4)
     assert result.curves["worst"][-1] == result.final["accuracy"].min()

@@ -247,8 +247,8 @@ def test_theorem_1_is_exact_on_a_path(distance, tmp_path):
     """Learning rate 0 and one path: after tau rounds the target has moved by `size`."""
     target = 5 - distance
     config = path_config(tmp_path, 5, attack=f"theorem1(target={target}, size=3.0)", rounds=distance)
-    start = np.asarray(ravel(initial_state(prepare(config).program, 0).params)[0])
-    moved = np.asarray(ravel(simulate(config).state.params)[0]) - start
+    start = np.asarray(ravel(initial_state(prepare(config).program, 0).params))
+    moved = np.asarray(ravel(simulate(config).state.params)) - start
     np.testing.assert_allclose(moved[target], 3.0, rtol=1e-5)
     if target > 0:
         np.testing.assert_allclose(moved[target - 1], 0, atol=1e-6)  # not reached yet
@@ -306,12 +306,12 @@ def test_label_flip_trains_on_flipped_labels():
     honest = simulate(dataclasses.replace(config, attack="bit_flip"))
     asleep = simulate(dataclasses.replace(config, attack="sleeper(label_flip, start=60)"))
     half = simulate(dataclasses.replace(config, attack="sleeper(label_flip, start=30)"))
-    benign = np.asarray(ravel(result.state.params)[0])
-    other = np.asarray(ravel(honest.state.params)[0])
+    benign = np.asarray(ravel(result.state.params))
+    other = np.asarray(ravel(honest.state.params))
     np.testing.assert_allclose(benign[:4], other[:4], rtol=1e-5, atol=1e-6)
     assert np.linalg.norm(benign[4:] - other[4:], axis=1).min() > 1
-    np.testing.assert_array_equal(ravel(asleep.state.params)[0], other)
-    halfway = np.asarray(ravel(half.state.params)[0])[4:]
+    np.testing.assert_array_equal(ravel(asleep.state.params), other)
+    halfway = np.asarray(ravel(half.state.params))[4:]
     assert min(np.linalg.norm(halfway - x[4:], axis=1).min() for x in (benign, other)) > 0.5
     flipped = attacks.get("label_flip").traits.poison(np.arange(10), 10, 0)
     np.testing.assert_array_equal(flipped, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
@@ -346,7 +346,7 @@ def one_round(rule, attack):
     state = initial_state(program, 0)
     rng = np.random.default_rng(0)
     noisy = jax.tree.map(lambda a: a + rng.normal(size=a.shape).astype(np.float32), state.params)
-    before = np.array(ravel(noisy)[0])
+    before = np.array(ravel(noisy))
     drawn = draw(program.drawing, *experiment.drawn_from, state.key, state.t)
     arguments = (drawn, experiment.data, experiment.graph, experiment.knobs, np.int32(1))
     state, _ = compiled_chunk(program).call(state._replace(params=noisy), *arguments)
@@ -360,7 +360,7 @@ def one_round(rule, attack):
         t=0,
         deployed=None,
     )
-    return before, np.asarray(ravel(state.params)[0]), view
+    return before, np.asarray(ravel(state.params)), view
 
 
 @pytest.mark.medium
@@ -397,7 +397,7 @@ def test_tailored_messages_reach_their_receivers(tmp_path):
 
     def models(attack, rounds):
         config = path_config(tmp_path, 4, attack=attack, alpha=0.0, rounds=rounds, learning_rate=0.5)
-        return np.asarray(ravel(simulate(config).state.params)[0])
+        return np.asarray(ravel(simulate(config).state.params))
 
     before = models("isolation", 1)
     np.testing.assert_allclose(before, models("mimic(node=3)", 1), rtol=1e-5, atol=1e-6)

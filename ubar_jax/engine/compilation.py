@@ -143,7 +143,7 @@ def initial_state(program: Program, seed: int) -> RoundState:
     state = RoundState(params, opt_state, jnp.zeros((), jnp.int32), key)
     if program.rule.traits.init is None and program.attack.traits.init is None:
         return state
-    start = Start(ravel(params)[0], program.slots, program.byzantine, jax.random.fold_in(key, REMEMBERING))
+    start = Start(ravel(params), program.slots, program.byzantine, jax.random.fold_in(key, REMEMBERING))
     return state._replace(
         rule_memory=aggregation.first_memory(program.rule, start),
         attack_memory=byzantine.first_memory(program.attack, start) if program.byzantine else (),
@@ -195,8 +195,8 @@ def trace_chunk(program: Program, width: int = 1) -> jax.stages.Traced:
     rounds = jax.ShapeDtypeStruct((), np.int32)
     chunk = nn.over(devices.mesh(program.devices), chunk)
     whole = devices.whole(program.devices)
-    compiled = jax.jit(chunk, donate_argnums=0, in_shardings=whole, out_shardings=whole)
-    return compiled.trace(state, drawn, data, graph, knobs, rounds)
+    jitted = jax.jit(chunk, donate_argnums=0, in_shardings=whole, out_shardings=whole)
+    return jitted.trace(state, drawn, data, graph, knobs, rounds)
 
 
 @once
@@ -235,11 +235,11 @@ def _compile(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     lowered = trace().lower()
     thread = threading.get_ident()
     before = _hits()[thread]  # without hits of constants computed while tracing
-    call = compiled(lowered)
+    call = executable(lowered)
     return Compiled(call, _hits()[thread] > before)
 
 
-def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def executable(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """The executable, with the options that suit the device."""
     return lowered.compile(compiler_options=ON_CPU if jax.default_backend() == "cpu" else None)
 

@@ -24,11 +24,11 @@ _used = 1
 
 
 def use_devices(count: int | None = None) -> int:
-    """Spreads every run that is prepared from now on over `count` devices, with the same bits on any number.
+    """Spreads every run that is prepared from now on over `count` devices.
 
-    By default over all of them: the cores of a CPU, or all accelerators. Devices of a CPU are made when JAX
-    starts, so call it first: a process that has used JAX already keeps the devices that it has. Returns their
-    number.
+    By default over all of them: the cores of a CPU, or all accelerators. Models have the same bits on any
+    number of devices; with Adam up to the last digit. Devices of a CPU are made when JAX starts, so call it
+    first: a process that has used JAX already keeps the devices that it has. Returns their number.
     """
     global _used
     wanted = count or (cores() if HAS_PATIENCE else 1)

@@ -44,7 +44,7 @@ def make_evaluate(task: Task, benign: int) -> Callable:
 
         params = jax.tree.map(lambda leaf: leaf[:benign], params)
         accuracy, loss = nn.each(node, params).T
-        models, _ = ravel(params)
+        models = ravel(params)
         spread = jnp.square(models - jnp.mean(models, axis=0, keepdims=True))
         consensus = jnp.sqrt(jnp.mean(jnp.sum(spread, axis=1)))
         return {"accuracy": accuracy, "loss": loss, "consensus": consensus}

@@ -67,14 +67,16 @@ def make_round(program: Program) -> Callable:
         own, updates, (loss, first_loss) = nn.whole((models, update, losses), trained)
 
         # On which examples the rule takes losses, and the loss of own model on them.
-        judge = labelled(drawn.train[:, : program.batch] if drawn.judge is None else drawn.judge)
+        judge = tuple(leaf[:, : program.batch] for leaf in batch)
+        if drawn.judge is not None:
+            judge = labelled(drawn.judge)
         own_loss = first_loss
         if program.order == "then" or drawn.judge is not None:
             own_loss = nn.each(loss_at, own, *judge)
 
         def gradient():
             found = nn.each(lambda model, *b: jax.grad(loss_of_params)(unravel(model), *b), own, *judge)
-            return ravel(found)[0]
+            return ravel(found)
 
         # Every node broadcasts its model; the attack provides the Byzantine rows.
         heard = Graph(graph.neighbours[:trained], graph.mask[:trained])
@@ -167,7 +169,7 @@ def make_chunk(program: Program) -> Callable:
 
 def to_rows(state: RoundState) -> RoundState:
     """The state during a chunk: models as a matrix, of which every device has the rows of its nodes."""
-    models, opt_state = nn.mine((ravel(state.params)[0], state.opt_state))
+    models, opt_state = nn.mine((ravel(state.params), state.opt_state))
     return state._replace(params=models, opt_state=opt_state)
 
 
@@ -193,7 +195,7 @@ def make_training(
 
         found, gradients = nn.in_turn(gradient, models, index, y)
         direction, opt_state = jax.vmap(optimizer.update)(gradients, opt_state, jax.vmap(unravel)(models))
-        return found, -rate * ravel(direction)[0], opt_state
+        return found, -rate * ravel(direction), opt_state
 
     def several(models, opt_state, index, y, rate):
         def body(carry, batch):
@@ -253,12 +255,9 @@ def honest_losses(loss_at: Callable, sent: Array, batch: tuple, graph: Graph) ->
     return known.set(losses, mode="drop")
 
 
-def ravel(params) -> tuple[Array, Callable]:
-    """Stacked pytree -> ([r, d], function from one row [d] back to one node's pytree)."""
-    leaves = jax.tree.leaves(params)
-    one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), params)
-    _, unravel = ravel_pytree(one)
-    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1), unravel
+def ravel(params) -> Array:
+    """Stacked pytree -> [r, d]."""
+    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(params)], axis=1)
 
 
 def unraveller(task: Task) -> Callable:

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 
 MEMORY = 4 * 2**30  # bytes that parallel models may use on an accelerator
-UNFUSED = ("dot_general", "conv_general_dilated", "concatenate")
+UNFUSED = ("dot_general", "conv_general_dilated", "concatenate", "gather")
 
 NODES = "nodes"  # the axis of devices
 _devices: contextvars.ContextVar[int] = contextvars.ContextVar("devices", default=1)
@@ -37,8 +37,8 @@ def over(mesh: Mesh | None, f: Callable) -> Callable:
         finally:
             _devices.reset(before)
 
-    whole = PartitionSpec()
-    return jax.shard_map(traced, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    everywhere = PartitionSpec()
+    return jax.shard_map(traced, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
 
 
 def mine(stacked):
@@ -47,7 +47,7 @@ def mine(stacked):
     Where the devices do not divide the rows, some belong to two of them.
     """
     devices = _devices.get()
-    if devices == 1 or not jax.tree.leaves(stacked):
+    if devices == 1:
         return stacked
     share, start = _shares(len(jax.tree.leaves(stacked)[0]), devices)
     at = jnp.asarray(start)[lax.axis_index(NODES)]
@@ -120,7 +120,7 @@ def in_turn(f, *stacked):
 
 
 def footprint(jaxpr: ClosedJaxpr) -> int:
-    """Bytes of a program's arguments and of the arrays it must materialise: products and their patches.
+    """Bytes of a program's arguments and of the arrays it must materialise: products, patches, images.
 
     Elementwise operations are assumed to be fused, and no array is assumed to be freed.
     """

@@ -5,6 +5,7 @@ seconds per row as JSON.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,14 @@ def timed(model: str, column: str, rows: Sequence[str], repeats: int, folder: Pa
     def time_of(work: Callable[[], Any]) -> float:
         return seconds([work], repeats, time.perf_counter)[0]
 
-    for row in rows:
-        if column in (OURS, ALONE):
+    if column in (OURS, ALONE):
+        for row in rows:
             found[row] = time_of(ready(*scenes.ours_in_a_run(scene, row), count)) / ROUNDS
-        elif work := scenes.in_torch(scene, row, scenes.load_torch(folder)[column]):
+        return found
+    program = scenes.load_torch(folder)[column]
+    program.torch.set_num_threads(len(os.sched_getaffinity(0)))
+    for row in rows:
+        if work := scenes.in_torch(scene, row, program):
             found[row] = time_of(work)
     return found
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ubar_jax.config import Config, canonical
-from ubar_jax.engine.compilation import compiled
+from ubar_jax.engine.compilation import executable
 from ubar_jax.engine.round import without_lost
 from ubar_jax.experiments.bench import scenes
 from ubar_jax.experiments.bench.measure import ready, seconds
@@ -125,7 +125,7 @@ def compile_times() -> dict[str, dict[str, float]]:
         for model, scene in all_scenes.items():
             function, arguments = scenes.ours(scene, row)
             start = time.process_time()
-            compiled(jax.jit(function).lower(*arguments))
+            executable(jax.jit(function).lower(*arguments))
             found[model][row] = time.process_time() - start
         print(f"{row:24}" + "".join(f"{found[model][row]:8.2f}" for model in MODELS), flush=True)
     return found

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ubar_jax.engine import devices
-from ubar_jax.engine.compilation import compiled
+from ubar_jax.engine.compilation import executable
 from ubar_jax.installed import processor
 from ubar_jax.numerics import nn
 
@@ -49,7 +49,7 @@ def ready(function: Callable, arguments: tuple, count: int = 1) -> Callable[[], 
     whole = devices.whole(count)
     arguments = jax.device_put(arguments, whole)
     spread = jax.jit(nn.over(devices.mesh(count), function), in_shardings=whole, out_shardings=whole)
-    call = compiled(spread.lower(*arguments))
+    call = executable(spread.lower(*arguments))
     return lambda: jax.block_until_ready(call(*arguments))
 
 

@@ -222,7 +222,7 @@ def aggregator(scene: Scene, name: str, benign: int) -> tuple[Callable, np.ndarr
 
         def gradient():
             models = jax.vmap(scene.unravel)(own)
-            return ravel(nn.each(jax.grad(scene.task.loss), models, *mine))[0]
+            return ravel(nn.each(jax.grad(scene.task.loss), models, *mine))
 
         inbox = make_inbox(
             own=own,

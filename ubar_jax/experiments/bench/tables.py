@@ -79,11 +79,11 @@ def wall_tables(
     columns = (OURS, ALONE, *programs)
 
     @functools.cache
-    def timed(model: str) -> dict[str, dict[str, float]]:
+    def columns_of(model: str) -> dict[str, dict[str, float]]:
         return {column: _alone(model, column, rows, repeats, folder) for column in columns}
 
     def taken(scene: Scene, row: str) -> dict[str, float]:
-        found = timed(scene.model)
+        found = columns_of(scene.model)
         return {column: found[column][row] for column in columns if row in found[column]}
 
     best = limits(repeats, time.perf_counter, torch_of(programs))
