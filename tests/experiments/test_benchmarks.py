@@ -171,14 +171,16 @@ def test_work_is_done_in_turns_until_the_budget_is_spent():
 
         return call
 
-    def measured(a, b):
+    def measured(a, b, **options):
         order.clear()
-        return measure.seconds([work("a", a), work("b", b)], 3, clock=lambda: now[0])
+        return measure.seconds([work("a", a), work("b", b)], 3, clock=lambda: now[0], **options)
 
     assert measured([9 / 8, 1, 3, 2], [1, 0.5, 0.25, 0.5]) == [2, 0.5]
     assert order == ["a", "b"] * 4
     assert measured([measure.BUDGET, 1], [1, 2]) == [1, 2]
     assert order == ["a", "b"] * 2
+    assert measured([1, 0.5, 1.5, 1, 1.5, 1.5], [0.5] * 6, least=9) == [1.5, 0.5]
+    assert order == ["a", "b"] * 6
 
 
 def test_a_power_law_is_fitted_where_asked():

@@ -27,13 +27,20 @@ def seconds(
     repeats: int,
     clock: Callable[[], float] = time.process_time,
     choose: Callable[[Sequence[float]], float] = statistics.median,
+    least: float = 0,
 ) -> list[float]:
     """The median time of `repeats` calls per function, made in turns, after one call to warm up.
 
-    Fewer calls, but at least one, if all together take longer than BUDGET.
+    More calls until all together take `least` seconds; fewer, but at least one, if they take longer than
+    BUDGET.
     """
     seen: list[list[float]] = [[] for _ in functions]
-    while len(seen[0]) < 2 or (len(seen[0]) <= repeats and sum(map(sum, seen)) < BUDGET):
+
+    def enough() -> bool:
+        taken = sum(map(sum, seen))
+        return len(seen[0]) > 1 and (taken >= BUDGET or (len(seen[0]) > repeats and taken >= least))
+
+    while not enough():
         for function, taken in zip(functions, seen, strict=True):
             start = clock()
             function()
