@@ -54,7 +54,7 @@ def call(capsys, monkeypatch, tmp_path):
         (["--topology=file(path=3)"], "path=3 is not allowed; path is a word or a text in quotes"),
         (["--learning_rate=1e300"], "learning_rate is a number >= 0 (0, or from 1.2e-38 to 3.4e+38)"),
         (["--schedule=fading(half=1e300)"], "half is a number > 0 (0, or from 1.2e-38 to 3.4e+38)"),
-        (["--model=mlp(hidden=2000000000)"], "needs at least 24,000,000,106,368 bytes of memory (models"),
+        (["--model=mlp(hidden=2000000000)"], "needs at least 18,000,000,105,968 bytes of memory (models"),
         (["--dataset=synthetic(examples=200000)", "--nodes=100000", "--batch_size=1"], "the graph"),
         (["--sharding=by_label(pieces=2000000000)"], "allow 143 pieces"),
         (["--results="], "flag --results=: is empty"),
